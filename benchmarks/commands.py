@@ -55,7 +55,21 @@ COMMANDS: tuple[Command, ...] = (
         for name in ("qwen2_vl_2b", "qwen2_vl_7b")
     ),
     Command(
-        "what weights in e4m3 leave of the answers",
+        "steps in published forms, random codes",
+        "quantization_published_qwen2_vl_7b_qwen3_vl_30b_a3b",
+        "python -m benchmarks.quantization published",
+    ),
+    *(
+        Command(
+            f"AWQ of {name} on a GPU limited to {card} GB",
+            f"small_gpu_{name}_awq_{card}",
+            f"python -m benchmarks.small_gpu {name} --card {card}",
+        )
+        for name, card in (("qwen2_vl_7b", 12), ("qwen2_5_vl_3b", 8))
+    ),
+    Command("memory by model, form and card", "cards", "python -m benchmarks.cards", on_cpu=True),
+    Command(
+        "what quantised weights leave of the answers",
         "quantization_quality",
         "python -m benchmarks.quantization quality",
         on_cpu=True,

@@ -8,6 +8,7 @@ Half of the rows sample at temperature 0.7, the others are greedy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -79,16 +80,23 @@ def measure_prefill(name: str, decoder: Decoder, tokens: int, pool: GraphPool) -
     }
 
 
-def measure(name: str, directory: Path, device: torch.device, quantization: Quantization = "none") -> list[Row]:
+def measure(
+    name: str,
+    directory: Path,
+    device: torch.device,
+    quantization: Quantization = "none",
+    batches: Sequence[int] = (),
+    prefills: Sequence[int] = (),
+) -> list[Row]:
+    """Empty sequences are BATCHES and PREFILLS."""
     decoder: Decoder = load(directory, device, quantization=quantization).decoder
     rows = []
-    for batch in BATCHES:
+    for batch in batches or BATCHES:
         rows.append(show(measure_decode(name, decoder, batch, GraphPool(device, POOL_BYTES))))
         free()
-    return [
-        *rows,
-        *(show(measure_prefill(name, decoder, tokens, GraphPool(device, POOL_BYTES))) for tokens in PREFILLS),
-    ]
+    for tokens in prefills or PREFILLS:
+        rows.append(show(measure_prefill(name, decoder, tokens, GraphPool(device, POOL_BYTES))))
+    return rows
 
 
 def main() -> None:

@@ -1,17 +1,19 @@
 """Cost and quality of quantised weights (`--quantization fp8`, and as published), compared with bfloat16.
 
-python -m benchmarks.quantization decode [qwen2_vl_2b qwen2_vl_7b ...]   steps and prefills at full size, on a GPU
+python -m benchmarks.quantization decode [qwen2_vl_2b qwen2_vl_7b ...]   --quantization fp8 at full size, on a GPU
+python -m benchmarks.quantization published [qwen2_vl_7b qwen3_vl_30b_a3b]   published forms with random codes, on a GPU
 python -m benchmarks.quantization quality [--number N]   on a CPU, after `make fonts`
 
-`quality` follows the greedy answers of the weights in float32: by token, the Kullback-Leibler divergence from their
-distribution, and whether the most probable token is the same. Questions are those of the embedded chat model's gates, N
-of each, and the prompts of the golden miniatures, whose weights are random.
+`quality` follows the greedy answers of a reference in float32: by token, the Kullback-Leibler divergence from its
+distribution, and whether the most probable token is the same. The embedded chat model is asked the questions of its
+gates, N of each, and is quantised by rounding to the nearest code, without calibration. Its reference are the weights
+in 16 bits; that of tests/golden/quantised, whose weights are random, are the dequantised ones.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +26,8 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks import decode
-from benchmarks.checkpoints.four_bits import in_four_bits
-from benchmarks.checkpoints.published import QUANTIZED, make
+from benchmarks.checkpoints.published import make
+from benchmarks.checkpoints.quantised import quantised
 from benchmarks.measure.record import Row, record, table
 from benchmarks.steps.full_size import free, measure_each
 from models.checkpoints.checkpoint import Quantization
@@ -49,18 +51,33 @@ MOST_ROWS_OF_16_BITS = 64
 all."""
 
 
-def all_forms(name: str, directory: Path, device: torch.device) -> list[Row]:
-    """Rows of one model in each form, measured one after the other on the same GPU; each has the ratio of the first
-    row's time to its own."""
+Forms = Mapping[str, tuple[Path, Quantization]]
+"""Directory and setting by label; "none" is bfloat16."""
+
+
+def measured(name: str, forms: Forms, device: torch.device, **sizes: Any) -> list[Row]:
+    """Rows of one model in each form, one after the other on the same GPU; each has the ratio of its time to that of
+    bfloat16. sizes: of benchmarks.decode.measure."""
     rows: list[Row] = []
-    published = {key: make(name, directory.parent, key) for key in QUANTIZED}
-    forms: list[tuple[str, Path, Quantization]] = [("none", directory, "none"), ("fp8", directory, "fp8")]
-    for label, where, quantization in [*forms, *((f"published {key}", at, "none") for key, at in published.items())]:
-        found = decode.measure(name, where, device, quantization)
+    for label, (directory, quantization) in forms.items():
+        found = decode.measure(name, directory, device, quantization, **sizes)
         rows += ({"quantization": label, **row} for row in found)
         free()
     plain = {(row["kind"], row["rows"]): row["replay_ms"] for row in rows if row["quantization"] == "none"}
     return [{**row, "of_bfloat16": row["replay_ms"] / plain[row["kind"], row["rows"]]} for row in rows]
+
+
+def with_setting(name: str, directory: Path, device: torch.device) -> list[Row]:
+    return measured(name, {"none": (directory, "none"), "fp8": (directory, "fp8")}, device)
+
+
+PUBLISHED_FORMS = {"qwen2_vl_7b": ("awq", "fp8"), "qwen3_vl_30b_a3b": ("fp8",)}
+
+
+def as_published(name: str, directory: Path, device: torch.device) -> list[Row]:
+    forms: dict[str, tuple[Path, Quantization]] = {"none": (directory, "none")}
+    forms |= {form: (make(name, directory.parent, form), "none") for form in PUBLISHED_FORMS[name]}
+    return measured(name, forms, device, batches=(1, 8, 32), prefills=(1024,))
 
 
 @dataclass(frozen=True)
@@ -96,14 +113,13 @@ class Kept:
 
 @dataclass(frozen=True)
 class Variant:
-    """dtype: of activations, and of weights that are not quantised. group: of inputs that share a scale in 4 bits, 0:
-    the checkpoint's own weights."""
+    """dtype: of activations, and of weights that are not quantised. form: that the checkpoint is quantised in."""
 
     name: str
-    dtype: torch.dtype
-    quantization: Quantization
+    dtype: torch.dtype = torch.float32
+    quantization: Quantization = "none"
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
-    group: int = 0
+    form: str = ""
 
 
 def eight_bit_prefills() -> AbstractContextManager[Any]:
@@ -119,33 +135,40 @@ def eight_bit_prefills() -> AbstractContextManager[Any]:
     return patch.object(gemm, "linear", linear)
 
 
-VARIANTS = (
-    Variant("float32", torch.float32, "none"),
-    Variant("bfloat16", torch.bfloat16, "none"),
-    Variant("fp8", torch.float32, "fp8"),
-    Variant("fp8, prefills in 8 bits", torch.float32, "fp8", eight_bit_prefills),
-    Variant("4 bits, groups of 32", torch.float32, "none", group=32),
-)
+AS_THEY_ARE = (Variant("float32"), Variant("bfloat16", torch.bfloat16))
 """The first variant is the reference of the others."""
+VARIANTS = (
+    *AS_THEY_ARE,
+    Variant("fp8", quantization="fp8"),
+    Variant("fp8, prefills in 8 bits", quantization="fp8", within=eight_bit_prefills),
+    Variant("FP8, blocks of 128 x 128", form="fp8"),
+    Variant("GPTQ, groups of 64", form="gptq, groups of 64"),
+    Variant("GPTQ, groups of 128", form="gptq"),
+    Variant("GPTQ with zeros, groups of 128", form="gptq, asymmetric"),
+    Variant("AWQ, groups of 64", form="awq, groups of 64"),
+)
+"""Groups of AWQ do not end within the inputs of a layer; 192 are no multiple of 128."""
 
 
-def compare(directory: Path, asked: Sequence[Asked], stops: frozenset[int]) -> Iterator[Row]:
-    """A row for each variant of the model in `directory`, and what its decoder's parameters take in bfloat16."""
+def compare(
+    directory: Path, variants: Sequence[Variant], asked: Sequence[Asked], stops: frozenset[int]
+) -> Iterator[Row]:
+    """A row for each variant of the model in `directory`."""
     load = resolve(family_of(directory).model)
     reference: list[tuple[list[int], Tensor]] = []
-    for variant in VARIANTS:
+    for variant in variants:
         with TemporaryDirectory() as folder:
-            where = in_four_bits(directory, Path(folder), variant.group) if variant.group else directory
+            where = quantised(directory, Path(folder), variant.form) if variant.form else directory
             model: ChatModel = load(where, CPU, variant.dtype, "published", variant.quantization)
         kept = Kept()
         with variant.within():
             for index, one in enumerate(asked):
-                if variant is VARIANTS[0]:
+                if variant is variants[0]:
                     _, logits, ids = generate(model, one.prompt, one.limit)
                     length = next((n + 1 for n, token in enumerate(ids) if token in stops), len(ids))
                     reference.append((ids[:length], logits[:length].double().log_softmax(-1)))
                 _add(kept, model, one, *reference[index], stops)
-        yield {"variant": variant.name, **kept.row(), "decoder_bytes": _bytes_in_bfloat16(model)}
+        yield {"variant": variant.name, **kept.row()}
 
 
 def _add(kept: Kept, model: ChatModel, one: Asked, ids: list[int], expected: Tensor, stops: frozenset[int]) -> None:
@@ -158,14 +181,6 @@ def _add(kept: Kept, model: ChatModel, one: Asked, ids: list[int], expected: Ten
         said = ids if same.all() else generate(model, one.prompt, one.limit)[2]
         end = next((index for index, token in enumerate(said) if token in stops), None)
         kept.right.append(end is not None and tuple(said[:end]) == one.wanted)
-
-
-def _bytes_in_bfloat16(model: ChatModel) -> int:
-    """Factors and norms in float32 are not changed."""
-    parameters = dict(model.decoder.named_parameters())  # type: ignore[attr-defined]
-    small = {name for name, one in parameters.items() if one.element_size() == 1}
-    factors = {name for name in parameters if f"{name.removesuffix('scale')}values" in small}
-    return sum(one.numel() * (1 if n in small else 4 if n in factors else 2) for n, one in parameters.items())
 
 
 def of_gates(processor: ChatProcessor, number: int) -> Iterator[tuple[str, Asked]]:
@@ -196,30 +211,31 @@ def _item(processor: ChatProcessor, picture: Picture) -> MediaItem:
 
 
 def quality(number: int) -> Iterator[tuple[Row, dict[str, Any]]]:
+    facts = {"questions_of_each_gate": number, "gates": len(NAMES)}
     processor: ChatProcessor = resolve(family_of(PUBLISHED).processor)(PUBLISHED)
     asked = [one for _, one in of_gates(processor, number)]
-    for row in compare(PUBLISHED, asked, frozenset(processor.stop_token_ids)):
-        yield {"model": "embedded", **row}, {"questions_of_each_gate": number, "gates": len(NAMES)}
-    for directory in sorted(config.parent for config in GOLDEN.glob("*/config.json")):
-        if family_of(directory).kind != "chat":
-            continue
+    for row in compare(PUBLISHED, VARIANTS, asked, frozenset(processor.stop_token_ids)):
+        yield {"model": "embedded", **row}, facts
+    for directory in sorted(config.parent for config in (GOLDEN / "quantised").glob("*/config.json")):
         processor, limit = resolve(family_of(directory).processor)(directory), inputs(directory)["max_new_tokens"]
         asked = [Asked(golden_prompt(processor, directory, name), limit) for name in prompts(directory)]
-        for row in compare(directory, asked, frozenset()):
-            yield {"model": directory.name, **row}, {"questions_of_each_gate": number, "gates": len(NAMES)}
+        for row in compare(directory, AS_THEY_ARE, asked, frozenset()):
+            yield {"model": directory.name, **row}, facts
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_subparsers(dest="what", required=True)
     what.add_parser("decode").add_argument("names", nargs="*", default=["qwen2_vl_2b"])
+    what.add_parser("published").add_argument("names", nargs="*", default=[*PUBLISHED_FORMS])
     what.add_parser("quality").add_argument("--number", type=int, default=10, help="questions of each gate")
     options = parser.parse_args(arguments)
     if options.what == "quality":
         with torch.inference_mode():
             record("quantization_quality", quality(options.number))
     else:
-        print(table(measure_each("quantization_decode", options.names, all_forms)))
+        measure = as_published if options.what == "published" else with_setting
+        print(table(measure_each(f"quantization_{options.what}", options.names, measure)))
 
 
 if __name__ == "__main__":

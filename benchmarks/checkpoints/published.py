@@ -11,6 +11,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from benchmarks.checkpoints.quantised import set_form
+
 GOLDEN = Path(__file__).parents[2] / "tests/golden"
 
 _QWEN_VISION = {"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_ratio": 4}
@@ -236,18 +238,11 @@ SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-QUANTIZED: dict[str, dict[str, Any]] = {
-    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
-    "fp8": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
-}
-"""quantization_config as it is published."""
-
-
-def make(name: str, parent: Path, quantized: str | None = None) -> Path:
-    """Write the directory `parent`/`name`; existing files are replaced. quantized: a key of QUANTIZED."""
-    if quantized is not None:
-        directory = make(name, parent / quantized)
-        _override(directory / "config.json", {"quantization_config": QUANTIZED[quantized]})
+def make(name: str, parent: Path, form: str | None = None) -> Path:
+    """Write the directory `parent`/`name`; existing files are replaced. form: of benchmarks.checkpoints.quantised."""
+    if form is not None:
+        directory = make(name, parent / form)
+        set_form(directory, form)
         return directory
     source, config, preprocessor = SIZES[name]
     target = parent / name

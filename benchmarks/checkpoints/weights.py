@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.checkpoints.codec_weights import Values, codec_tensors
+from benchmarks.checkpoints.quantised import packed
 from models.checkpoints.chat_model import VisionChatModel
 from models.checkpoints.checkpoint import published_shapes
 from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_rules
@@ -27,21 +29,17 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def write_weights(directory: Path) -> int:
-    """Write the tensors that config.json in `directory` asks for, in bfloat16; the number of bytes written.
+    """Write the tensors that config.json in `directory` asks for, bfloat16 or quantised; the number of bytes written.
 
     Families: those of WRITERS. Raises KeyError for another.
     """
-    family = _family(directory)
-    save_file(_random(WRITERS[family](directory)), directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    family = config.get("model_type") or config["architecture"]
+    shapes = WRITERS[family](directory)
+    save_file(_random(shapes, config.get("quantization_config")), directory / "model.safetensors")
     if family == "voxcpm2":
-        config = json.loads((directory / "config.json").read_text())
         save_file(codec_tensors(Values(0), config["audio_vae_config"]), directory / "audiovae.safetensors")
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-
-
-def _family(directory: Path) -> str:
-    config = json.loads((directory / "config.json").read_text())
-    return str(config.get("model_type") or config["architecture"])
 
 
 def _qwen2_vl(directory: Path) -> Shapes:
@@ -74,7 +72,7 @@ WRITERS: dict[str, Callable[[Path], Shapes]] = {
 }
 
 
-def _random(shapes: Shapes) -> dict[str, Tensor]:
+def _random(shapes: Shapes, quantization: Mapping[str, Any] | None) -> dict[str, Tensor]:
     """Matrices N(0, 1 / fan_in), norm weights one, biases zero."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(0)
@@ -82,7 +80,8 @@ def _random(shapes: Shapes) -> dict[str, Tensor]:
     for name, shape in shapes.items():
         if len(shape) > 1:
             values = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
-            tensors[name] = (values * torch.Size(shape[1:]).numel() ** -0.5).cpu()
+            made = packed(name, values * torch.Size(shape[1:]).numel() ** -0.5, quantization)
+            tensors |= {key: value.cpu() for key, value in made.items()}
         else:
             tensors[name] = torch.full(shape, float(name.endswith("weight")), dtype=torch.bfloat16)
     return tensors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -26,11 +26,11 @@ def quantised(
     return stored, meant
 
 
-def in_fp8(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def in_fp8(values: Tensor, block: Sequence[int] = BLOCK) -> tuple[Tensor, Tensor, Tensor]:
     """e4m3 with a factor for each block, and what that stands for."""
     *leading, rows, columns = values.shape
-    padded = torch.nn.functional.pad(values.float(), (0, -columns % BLOCK[1], 0, -rows % BLOCK[0]))
-    blocks = padded.unflatten(-1, (-1, BLOCK[1])).unflatten(-3, (-1, BLOCK[0]))  # [..., R, r, C, c]
+    padded = torch.nn.functional.pad(values.float(), (0, -columns % block[1], 0, -rows % block[0]))
+    blocks = padded.unflatten(-1, (-1, block[1])).unflatten(-3, (-1, block[0]))  # [..., R, r, C, c]
     factors = blocks.abs().amax((-3, -1)).clamp(min=1e-6) / 448
     stored = (blocks / factors[..., :, None, :, None]).to(torch.float8_e4m3fn)
     meant = stored.float() * factors[..., :, None, :, None]

@@ -1,0 +1,42 @@
+"""`reprise serve` whose engine is told that the GPU has SMALL_GPU_BYTES bytes; whoever starts it takes the others.
+
+python -m benchmarks.servers.small_gpu serve [server flags]
+"""
+
+from __future__ import annotations
+
+import os
+from unittest.mock import patch
+
+from service.cli.main import main
+from service.link import engine_link
+from service.link.config import Channel, EngineConfig
+
+PROGRAM = ("benchmarks.servers.small_gpu", "serve")
+GPU_BYTES = "SMALL_GPU_BYTES"
+
+
+def prepare(config: EngineConfig) -> None:
+    from service.engine import start  # torch, which the API process does not import
+
+    start.prepare(config)
+
+
+def engine(config: EngineConfig, channel: Channel) -> None:
+    """What an engine's process runs in place of service.engine.start.serve."""
+    import torch
+
+    from service.engine import start
+
+    num_bytes, memory = int(os.environ[GPU_BYTES]), torch.cuda.mem_get_info
+    with (
+        patch.object(torch.cuda, "mem_get_info", lambda *device: (memory(*device)[0], num_bytes)),
+        patch.object(start, "total_memory", lambda device: num_bytes if device.type == "cuda" else None),
+    ):
+        start.serve(config, channel)
+
+
+if __name__ == "__main__":
+    started, entry = engine_link.start_engine_process, "benchmarks.servers.small_gpu:engine"
+    with patch.object(engine_link, "start_engine_process", lambda config, address, _: started(config, address, entry)):
+        main()
