@@ -1,5 +1,5 @@
-"""The model families, and how to tell which one a checkpoint belongs to. A new family is a folder beside this file and
-one entry here."""
+"""The model families, and how to tell which one a checkpoint belongs to. A new family is a folder in `models` and one
+entry here."""
 
 from __future__ import annotations
 
