@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -118,24 +117,6 @@ async def test_a_crash_fails_all_waiters_at_once_and_the_engine_comes_back() -> 
             await client.wait_ready()
         assert await _answer(client, _request("again", "hello")) == ("hello", "stop")
         assert client.restarts == 1
-
-
-async def _answer_of_some_life(client: EngineClient) -> tuple[str, str | None]:
-    """A busy machine may keep a well engine silent for the time of a hung one; the next one answers."""
-    for number in itertools.count():
-        await client.wait_ready()
-        with suppress(EngineError):
-            return await _answer(client, _request(f"again {number}", "hello"))
-    raise AssertionError
-
-
-async def test_a_hung_engine_is_killed_and_restarted() -> None:
-    async with _running("process", hang_timeout=2.0) as client:
-        async with asyncio.timeout(GENEROUS):
-            with pytest.raises(EngineError, match="engine stopped"):
-                await _answer(client, _request("hang", "!hang please"))
-        async with asyncio.timeout(4 * GENEROUS):
-            assert await _answer_of_some_life(client) == ("hello", "stop")
 
 
 async def test_an_engine_that_cannot_start_is_not_tried_for_ever() -> None:

@@ -15,7 +15,7 @@ from tests.api.test_meaning import ONLY, SHAPES
 from tests.support.processes import ServerProcess
 from tests.support.tool_samples import result
 
-MODEL, TALKER = "reprise/qwen2_vl", "reprise/voxcpm2"
+MODEL = "reprise/qwen2_vl"
 SPOKEN: dict[str, Any] = {
     "model": MODEL,
     "modalities": ["text", "audio"],

@@ -89,24 +89,6 @@ def test_a_killed_api_process_takes_its_own_requests_alone(target: Patient) -> N
     assert target.ask() == answer
 
 
-def test_a_killed_engine_is_noticed_by_all(target: Patient) -> None:
-    wait_whole(target)
-    answer, restarts = target.ask(), target.metric("reprise_engine_restarts_total")
-    pids = api_pids(target.pid)
-    streams = [stream_on(target, pid) for pid in pids]
-    os.kill(engine_pid(target.pid), signal.SIGKILL)
-    for stream in streams:
-        stream.join(GENEROUS)
-        assert stream.told == "engine_unavailable"
-    wait_whole(target)
-    assert api_pids(target.pid) == pids
-    assert {said["restarts"] for said in each(target, "/health")} == {restarts + 1}
-    assert target.metric("reprise_engine_restarts_total") == restarts + 1
-    for pid in pids:
-        with only(pid, target.pid):
-            assert target.ask() == answer
-
-
 def test_a_hung_api_process_is_replaced(tmp_path: Path) -> None:
     models = small_and_endless(tmp_path)
     with served(*models, *TWO, "--hang-timeout", str(HUNG_AFTER)) as server:

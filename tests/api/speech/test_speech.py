@@ -298,17 +298,6 @@ def test_a_client_that_stops_reading_is_paused_until_it_reads(
     wait_until_free(speaking, http)
 
 
-@pytest.mark.usefixtures("small_buffers")
-def test_a_client_that_does_not_read_is_dropped(
-    speaking: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = total(http, "requests_total{", 'outcome="timeout"')
-    set_write_timeout(speaking, monkeypatch, 0.5)
-    with client(speaking, 4096):
-        wait(lambda: total(http, "requests_total{", 'outcome="timeout"') == before + 1, what="the client is dropped")
-        wait_until_free(speaking, http)
-
-
 def test_metrics_of_speech(http: httpx.Client) -> None:
     speak(http)
     speak(http, response_format="wav")

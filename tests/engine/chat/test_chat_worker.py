@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -299,25 +298,6 @@ def test_a_fault_of_the_device_ends_the_loop(monkeypatch: pytest.MonkeyPatch) ->
         engine.run()
 
 
-def test_aborts_at_every_stage_leave_nothing_behind() -> None:
-    image = tiny_prompt([[1, 2], tiny_item(1, [8, 6]), [3] * 20])
-    alone = InlineEngine(graphs=False)
-    alone.submit("stays", image, max_tokens=6)
-    alone.run()
-    for turns in (0, 1, 2, 4, 7):
-        engine = InlineEngine(max_step_tokens=8)
-        engine.submit("gone", image, max_tokens=20)
-        engine.submit("stays", image, max_tokens=6)
-        for _ in range(turns):
-            engine.turn()
-        engine.abort("gone")
-        engine.abort("never seen")
-        engine.run()
-        assert engine.tokens("stays") == alone.tokens("stays")
-        assert len(engine.tokens("gone")) < 20 and engine.finish_reason("gone") is None
-        engine.assert_nothing_left()
-
-
 def test_several_identical_items_are_encoded_once() -> None:
     engine = InlineEngine()
     item = tiny_item(4, [8])
@@ -415,47 +395,9 @@ def test_draining_finishes_what_runs_and_refuses_what_comes() -> None:
     assert isinstance(engine.engine, Engine)
 
 
-def test_prompts_are_prefilled_in_chunks_beside_running_rows() -> None:
-    engine = InlineEngine(max_step_tokens=8)
-    engine.submit("running", TEXT, max_tokens=30)
-    for _ in range(4):
-        engine.turn()
-    engine.submit("long", tiny_prompt([list(np.arange(60) % 50)]))
-    engine.run()
-    steps = engine.steps()
-    assert steps["prefill", "replay", "captured"] == 2  # of each prompt the first chunk, without cached context
-    assert steps["cached_prefill", "replay", "captured"] == 8  # 60 positions, 7 beside one decode row
-    assert steps["decode", "replay", "captured"] > 10
-    assert not any(route == "eager" for _, route, _ in steps)
-
-
 def run_chunks_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where eager passes were measured to be faster, which a CPU does not measure."""
     monkeypatch.setattr(PrefillRoutes, "choose", lambda *_: PrefillChoice(None, "measured"))
-
-
-@pytest.mark.parametrize("graphs", [True, slow(False)])
-def test_batches_with_chunks_run_eagerly_where_that_was_measured_to_be_faster(
-    graphs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokens = {}
-    for route in ("replay", "eager"):
-        if route == "eager":
-            run_chunks_eagerly(monkeypatch)
-        engine = InlineEngine(max_step_tokens=8, graphs=graphs)
-        engine.submit("running", TEXT, max_tokens=30)
-        for _ in range(4):
-            engine.turn()
-        engine.submit("long", tiny_prompt([list(np.arange(60) % 50)]))
-        engine.run()
-        tokens[route] = {name: engine.tokens(name) for name in ("running", "long")}
-        engine.assert_nothing_left()
-    steps = engine.steps()
-    assert tokens["replay"] == tokens["eager"]
-    assert steps["prefill", "eager", "measured"] == 1 and steps["mixed", "eager", "measured"] == 9
-    assert not any(kind in ("prefill", "cached_prefill") and route == "replay" for kind, route, _ in steps)
-    # Decode rows alone, and sampling behind an eager pass, keep their route.
-    assert {route for kind, route, _ in steps if kind in ("decode", "sample")} == {"replay" if graphs else "eager"}
 
 
 def test_a_step_that_must_be_made_beside_listeners_is_a_small_one() -> None:

@@ -127,19 +127,6 @@ def test_greedy_answers_of_published_models_are_those_of_the_references(name: st
             assert engine.counter("accepted_tokens_total") - before >= int(trace.sum()) - 1
 
 
-@pytest.mark.slow
-def test_preempted_answers_are_those_without_drafts() -> None:
-    """Pages for drafts count: with few of them, sequences are preempted and go on."""
-    engines = [InlineEngine(recurrent_model(), drafts=drafts, num_pages=17, page_size=16) for drafts in DRAFTS]
-    for engine in engines:
-        for number in range(3):
-            engine.submit(f"{number}", tiny_prompt([[1 + number, 2, 3] * 9]), max_tokens=90, **SAMPLING["seeded"])
-        engine.run()
-        engine.assert_nothing_left()
-    assert all(engines[1].tokens(f"{number}") == engines[0].tokens(f"{number}") for number in range(3))
-    assert engines[1].counter("preemptions_total") > 0
-
-
 def slot_state(num_slots: int, vocabulary: int, *, drafts: int = 0, history: int = 0, **columns: int) -> SlotState:
     """All slots active, at position 10."""
     state = SlotState(num_slots, 4, vocabulary, CPU, drafts=drafts, history=history)

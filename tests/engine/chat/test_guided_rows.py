@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +17,6 @@ import service.engine.engine
 from models.interfaces.capturable import Bucket, Capturable
 from service.api.structured.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from service.engine.chat.guided import mask_server
-from service.engine.chat.runner import ChatRunner
 from service.engine.chat.sampler import mask_logits
 from service.graphs.pool import Capture, GraphPool
 from tests.support.devices import DEVICES
@@ -188,16 +186,6 @@ def test_a_dead_end_ends_its_own_row_with_a_reason() -> None:
     assert engine.tokens("free") == alone("free", max_tokens=10)[0]
 
 
-def test_a_grammar_that_cannot_be_built_fails_its_request_alone() -> None:
-    engine = InlineEngine()
-    ask(engine, "bad", grammar='{"grammars": [{"lark_grammar": "start: missing"}]}')
-    ask(engine, "good", grammar=choice_grammar(["yes", "no"]))
-    engine.run()
-    engine.assert_nothing_left()
-    assert engine.failures()["bad"].code == "grammar_failed"
-    assert text(engine, "good") in ("yes", "no")
-
-
 def held_builds(monkeypatch: pytest.MonkeyPatch, held: str) -> tuple[threading.Event, threading.Event]:
     """(begun, go on) of the building of the grammar `held`, which waits for the second."""
     begun, goes_on = threading.Event(), threading.Event()
@@ -259,61 +247,6 @@ def test_masks_that_cannot_be_computed_end_the_guided_rows(monkeypatch: pytest.M
     engine.assert_nothing_left()
     assert set(engine.failures()) == {"guided"}
     assert engine.tokens("free") == alone("free", max_tokens=20)[0]
-
-
-def test_a_failed_sampling_fails_its_rows_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: object) -> None:
-        raise RuntimeError("no sampling today")
-
-    engine = InlineEngine()
-    ask(engine, "guided", grammar=GRAMMAR)
-    with monkeypatch.context() as patch:
-        patch.setattr(ChatRunner, "sample", broken)
-        engine.run()
-    engine.assert_nothing_left()
-    assert engine.failures()["guided"].status == 500
-    ask(engine, "again", grammar=GRAMMAR)
-    engine.run()
-    assert engine.finish_reason("again") == "stop"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_joins_leaves_preemptions_and_aborts_in_any_order(seed: int) -> None:
-    dice = random.Random(seed)
-    engine = InlineEngine(max_running=4, num_pages=dice.choice([44, 64]), overlapped=dice.random() < 0.7)
-    grammars = [
-        "",
-        GRAMMAR,
-        regex_grammar("[a-f]{2,20}"),
-        choice_grammar(["red", "green"]),
-        lark_grammar('start: "a#"'),
-    ]
-    asked: dict[str, dict[str, Any]] = {}
-    aborted = set()
-    for turn in range(200):
-        if len(asked) < 16 and dice.random() < 0.2:
-            name = f"{len(asked)}"
-            asked[name] = {
-                "grammar": dice.choice(grammars),
-                "max_tokens": dice.randrange(1, 120),
-                "prompt": dice.choice([TEXT, PICTURE, tiny_prompt([[turn % 80] * dice.randrange(1, 60)])]),
-                **dice.choice(list(SAMPLINGS.values())),
-            }
-            ask(engine, name, **asked[name])
-        if asked and dice.random() < 0.03:
-            aborted.add(name := dice.choice(list(asked)))
-            engine.abort(name)
-        engine.turn()
-    engine.run()
-    engine.assert_nothing_left()
-    for name, fields in asked.items():
-        if name in aborted:
-            continue
-        if fields["grammar"] == grammars[4]:
-            assert name in engine.failures() or engine.finish_reason(name) == "length"
-        else:
-            assert (engine.tokens(name), engine.finish_reason(name)) == alone(name, **fields), name
 
 
 def test_tokens_that_are_not_allowed_cannot_win() -> None:

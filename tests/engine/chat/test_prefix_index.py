@@ -13,7 +13,6 @@ from service.engine.chat.sequence import Step
 from tests.support.devices import DEVICES
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
-from tests.support.out_of_memory import OutOfMemory, retries
 from tests.support.slow import slow
 from tests.support.tiny_chat import tiny_item, tiny_prompt
 
@@ -97,45 +96,6 @@ def test_prompts_of_other_salts_are_not_found(prompt: Prompt) -> None:
     assert engine.cached_tokens() == {"none": 0, "a": 0, "b": 0, "a2": hit}
     assert engine.counter("encoder_cache_misses_total") == 3 * len(prompt.items)
     assert len({tuple(engine.tokens(name)) for name in ("none", "a", "b", "a2")}) == 1
-
-
-@pytest.mark.parametrize("turns", [0, 1, 3])
-def test_those_that_share_go_on_when_the_one_that_computed_it_is_aborted(turns: int) -> None:
-    engine = InlineEngine(num_pages=200, max_step_tokens=60)  # The prompt takes two steps.
-    for name in ("first", "second", "third"):
-        engine.submit(name, TEXT)
-    for _ in range(turns):
-        engine.turn()
-    engine.abort("first")
-    engine.run()
-    assert engine.tokens("second") == engine.tokens("third") == alone(TEXT)
-    engine.assert_nothing_left()
-
-
-@pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_pass_that_runs_out_of_memory_leaves_nothing_to_be_found(
-    monkeypatch: pytest.MonkeyPatch, times: int, graphs: bool
-) -> None:
-    """Once: all of it is launched again. Twice: all of that step fail, and the next ones compute the prompt anew."""
-    engine = InlineEngine(num_pages=200, max_running=8, max_step_tokens=120, graphs=graphs)
-    fault = OutOfMemory(monkeypatch, engine.worker._runner, "_backbone", chosen=lambda s, *_: s.chunks, times=times)
-    for name in ("first", "second"):
-        engine.submit(name, TEXT)
-    engine.turn()
-    pages, scheduler = engine.worker._pages, engine.worker._scheduler
-    assert fault.failed == times
-    assert (pages.num_cached + pages.num_used == 0) == (not scheduler.running) == (times == 2)
-    engine.submit("later", TEXT)
-    engine.run()
-    found = retries(event for outputs in engine.channel.outputs for event in outputs.observations)
-    assert found == {("prefill", "succeeded" if times == 1 else "failed"): 1}
-    if times == 1:
-        assert not engine.failures() and engine.tokens("first") == engine.tokens("second") == alone(TEXT)
-    else:
-        assert set(engine.failures()) == {"first", "second"} and engine.cached_tokens()["later"] == 0
-    assert engine.tokens("later") == alone(TEXT)
-    engine.assert_nothing_left()
 
 
 def test_a_chunk_of_before_a_preemption_does_not_index_pages_of_after_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,28 +104,6 @@ def test_nor_if_a_replayed_prefill_runs_out_of_memory_behind_its_sampling(monkey
 
 
 @pytest.mark.parametrize("graphs", [True, slow(False)])
-def test_a_prefill_that_runs_out_of_memory_twice_fails_alone(monkeypatch: pytest.MonkeyPatch, graphs: bool) -> None:
-    engine = InlineEngine(graphs=graphs)
-    engine.submit("running", TEXT, max_tokens=20)
-    for _ in range(4):
-        engine.turn()
-    with monkeypatch.context() as patched:
-        fault = OutOfMemory(patched, engine.worker._runner, "_backbone", chosen=lambda step, *rest: bool(step.chunks))
-        engine.submit("unlucky", PROMPTS["picture"])
-        for _ in range(6):
-            engine.turn()
-    engine.submit("after", TEXT)
-    engine.run()
-    assert fault.failed == 2 and counted(engine) == {("mixed", "failed"): 1}
-    assert {name: (f.status, f.code) for name, f in engine.failures().items()} == {"unlucky": (503, "out_of_memory")}
-    alone = InlineEngine(graphs=False)
-    alone.submit("running", TEXT, max_tokens=20)
-    alone.run()
-    assert engine.tokens("running") == alone.tokens("running") and len(engine.tokens("after")) == 8
-    engine.assert_nothing_left()
-
-
-@pytest.mark.parametrize("graphs", [True, slow(False)])
 def test_a_picture_whose_pass_runs_out_of_memory_twice_fails_alone(
     monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:

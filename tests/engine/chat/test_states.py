@@ -14,11 +14,9 @@ from service.engine import memory
 from service.engine.chat import runner as chat_runner
 from service.engine.chat import states as chat_states
 from service.engine.chat.sequence import Step
-from tests.engine.chat.test_guided_rows import GRAMMAR
 from tests.models.families.family import FAMILIES
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
-from tests.support.out_of_memory import OutOfMemory
 from tests.support.recurrent_chat import recurrent_model
 from tests.support.slow import slow
 from tests.support.tiny_chat import tiny_item, tiny_prompt
@@ -110,19 +108,6 @@ def test_a_chunk_that_ends_at_a_snapshot_leaves_the_one_inside_it_to_another_chu
     assert made.tokens("again") == made.tokens("second")
 
 
-def test_copies_of_a_prompt_compute_what_follows_its_snapshot() -> None:
-    """As several choices do."""
-    made = engine(max_step_tokens=256)
-    for copy in range(4):
-        made.submit(str(copy), text(200), max_tokens=6, temperature=1.0, seed=copy)
-    made.run()
-    assert made.cached_tokens() == {"0": 0, "1": 192, "2": 192, "3": 192}
-    for copy in range(4):
-        assert made.tokens(str(copy)) == answer(
-            engine(graphs=False), "it", text(200), max_tokens=6, temperature=1.0, seed=copy
-        )
-
-
 @pytest.mark.parametrize("ended", [slow("length"), "stop", slow("abort"), "preempted"])
 def test_an_answer_leaves_the_state_at_its_last_boundary(ended: str) -> None:
     alone = answer(engine(graphs=False), "it", text(100), max_tokens=60)
@@ -147,27 +132,6 @@ def test_an_answer_leaves_the_state_at_its_last_boundary(ended: str) -> None:
     assert made.cached_tokens()["next"] == (100 + len(told)) // STATE_INTERVAL * STATE_INTERVAL >= 128
     assert got == answer(engine(graphs=False), "it", following)
     made.assert_nothing_left()
-
-
-@pytest.mark.parametrize(("guided", "graphs"), [(True, True), (False, False), slow(True, False), slow(False, True)])
-def test_a_repeated_launch_advances_no_state_twice(monkeypatch: pytest.MonkeyPatch, graphs: bool, guided: bool) -> None:
-    """Every pass of chunks runs out of memory after it has written everything, beside rows that decode."""
-    asked = {"grammar": GRAMMAR} if guided else {}
-
-    def answers(made: InlineEngine) -> list[list[int]]:
-        for name in range(6):
-            made.submit(str(name), text(60 + 30 * name, 80 - name), max_tokens=20, **(asked if name % 2 else {}))
-            for _ in range(3):
-                made.turn()
-        made.run()
-        made.assert_nothing_left()
-        return [made.tokens(str(name)) for name in range(6)]
-
-    expected = answers(engine(graphs=graphs))
-    made = engine(graphs=graphs)
-    runner = made.worker._runner
-    fault = OutOfMemory(monkeypatch, runner, "_backbone").at_first_tries_of(runner, "_launch_on_route")
-    assert answers(made) == expected and fault.failed > 8
 
 
 @pytest.mark.parametrize("graphs", [True, False])

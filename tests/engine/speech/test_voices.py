@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -149,25 +147,6 @@ def test_any_mix_of_voices_sounds_as_if_each_were_alone(
         if leaves is None:
             same(heard[f"{number}"], alone[number, voice, *kind])
     rig.assert_clean()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
-def test_keys_of_a_prefill_that_failed_are_not_shared(
-    model: VoxCPM2, alone: dict[tuple[int, ...], Heard], monkeypatch: pytest.MonkeyPatch, graphs: bool
-) -> None:
-    rig = WorkerRig(model, golden.processor(), graphs=graphs)
-
-    def failing(*_: Any) -> None:
-        raise torch.OutOfMemoryError("no memory")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(rig.worker._runner, "_run_prompts", failing)
-        assert rig.alone(spoken(0, 3)).failed is not None
-    rig.assert_clean()
-    assert rig.worker.state().pages_cached == 0
-    same(rig.alone(spoken(1, 3)), alone[1, 3, 1])
-    assert rig.worker.state().pages_cached == 3
 
 
 def test_a_page_is_known_by_all_that_its_keys_depend_on() -> None:

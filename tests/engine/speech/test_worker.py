@@ -304,36 +304,6 @@ def test_text_that_comes_in_pieces_sounds_like_text_that_came_whole(rig: WorkerR
     assert heard.deltas[-1].finished and not len(heard.deltas[-1].audio)
 
 
-def test_an_aborted_stream_leaves_nothing_and_nobody_notices(rig: WorkerRig, alone: dict[str, Heard]) -> None:
-    others = streams(2)
-    for turn in (0, 3):
-        rig.heard.clear()
-        heard = rig.run(
-            {0: [request("gone", segment(TEXTS[4], 50)), *others], turn: [Abort("gone")]}
-            if turn
-            else {0: [request("gone"), Abort("gone"), *others]}
-        )
-        for other in others:
-            np.testing.assert_allclose(heard[other.request_id].audio, alone[other.request_id].audio, atol=AUDIO, rtol=0)
-        assert not any(delta.finished for delta in heard["gone"].deltas)
-        rig.assert_clean()
-
-
-def test_a_paused_stream_waits_and_goes_on_as_if_nothing_had_been(rig: WorkerRig) -> None:
-    whole = rig.alone(request("steady", segment(TEXTS[0], 6)))
-    counts: list[int] = []
-    rig.worker.submit(request("pausing", segment(TEXTS[0], 6)))
-    for turn in range(60):
-        if turn == 3:
-            rig.worker.control(Pause("pausing", True))
-        if turn == 40:
-            rig.worker.control(Pause("pausing", False))
-        rig.turn()
-        counts.append(len(rig.heard["pausing"].deltas))
-    assert counts[8] == counts[39] < 6
-    np.testing.assert_allclose(rig.heard["pausing"].audio, whole.audio, atol=AUDIO, rtol=0)
-
-
 @pytest.mark.parametrize("slack", [math.inf, slow(0.0)])
 def test_clips_are_encoded_piece_by_piece_between_the_steps_of_a_live_stream(
     model: VoxCPM2, monkeypatch: pytest.MonkeyPatch, slack: float

@@ -46,19 +46,6 @@ def test_places_equal_those_of_a_stable_sort(device, routing) -> None:
         assert torch.equal(out.cpu(), reference)
 
 
-@pytest.mark.parametrize("rows", [1, 7])
-def test_rows_are_spread_and_combined(device, rows) -> None:
-    experts = chosen(rows, 12, 5).to(device)
-    places, _ = expert_places.kernel(experts, 12)
-    x = torch.randn(rows, 2 * WIDTH, device=device)[:, :WIDTH]
-    spread = replayed(device, lambda: spread_rows.kernel(x, places))
-    assert torch.equal(spread, spread_rows.reference(x, places))
-    assert torch.equal(spread[places], x[:, None].expand(-1, 5, -1))
-    y, weights, base = torch.randn_like(spread), torch.rand(rows, 5, device=device), torch.randn_like(x)
-    out = replayed(device, lambda: combine.kernel(y, weights, base, places))
-    assert relative_error(out, combine.reference(*upcast(y, weights, base, places))) < 1e-6
-
-
 def test_a_sum_is_taken_in_the_order_of_a_rows_experts_and_rounded_before_the_base_is_added(device) -> None:
     kind = torch.bfloat16 if device.type == "cuda" else torch.float16
     places = torch.randperm(15).view(5, 3).to(device)
