@@ -12,7 +12,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 
 from models.interfaces.media import Prompt
 from service.engine.chat import drafts
@@ -21,6 +29,7 @@ from service.link.config import Drafts
 from tests.support.inline_engine import InlineEngine
 from tests.support.out_of_memory import OutOfMemory
 from tests.support.recurrent_chat import recurrent_model
+from tests.support.slow import slow
 from tests.support.tiny_chat import TinyChat, tiny_item, tiny_model, tiny_prompt
 
 SHARED_TEXT = tuple(range(3, 15)) * 12
@@ -202,38 +211,11 @@ class RecurrentDraftingMachine(RecurrentEngineMachine):
     drafts = "lookup"
 
 
-MANY = settings(max_examples=30, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
-TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(MANY, max_examples=4)
+MACHINES = {EngineMachine: 4, RecurrentEngineMachine: 2, DraftingMachine: 2, RecurrentDraftingMachine: 2}
+"""Examples in `make test`."""
 
 
-TestRecurrentEngineMachine = RecurrentEngineMachine.TestCase
-TestRecurrentEngineMachine.settings = settings(MANY, max_examples=2)
-
-
-TestDraftingMachine = DraftingMachine.TestCase
-TestDraftingMachine.settings = settings(MANY, max_examples=2)
-
-
-TestRecurrentDraftingMachine = RecurrentDraftingMachine.TestCase
-TestRecurrentDraftingMachine.settings = settings(MANY, max_examples=2)
-
-
-@pytest.mark.slow
-class TestEngineMachineForLong(EngineMachine.TestCase):
-    settings = MANY
-
-
-@pytest.mark.slow
-class TestRecurrentEngineMachineForLong(RecurrentEngineMachine.TestCase):
-    settings = MANY
-
-
-@pytest.mark.slow
-class TestDraftingMachineForLong(DraftingMachine.TestCase):
-    settings = MANY
-
-
-@pytest.mark.slow
-class TestRecurrentDraftingMachineForLong(RecurrentDraftingMachine.TestCase):
-    settings = MANY
+@pytest.mark.parametrize(("machine", "examples"), [*MACHINES.items(), *(slow(machine, 30) for machine in MACHINES)])
+def test_any_schedule(machine: type[EngineMachine], examples: int) -> None:
+    each = {"max_examples": examples, "stateful_step_count": 20, "suppress_health_check": list(HealthCheck)}
+    run_state_machine_as_test(machine, settings=settings(deadline=None, **each))

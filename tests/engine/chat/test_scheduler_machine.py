@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from service.engine.chat import states
 from service.engine.chat.pacing import ChunkBudget, PrefillCost
@@ -18,6 +18,7 @@ from service.engine.chat.sequence import ChatSequence, Step
 from service.engine.core.pages import PagePool, SlotPool
 from service.link.messages import ChatRequest
 from service.link.sampling import SamplingParams
+from tests.support.slow import slow
 from tests.support.tiny_chat import tiny_item, tiny_prompt
 
 PAGE, PAGES, SLOTS, STEP_TOKENS = 4, 24, 5, 40
@@ -343,20 +344,10 @@ def test_a_row_that_has_stopped_unseen_at_a_boundary_leaves_no_snapshot() -> Non
     machine.teardown()
 
 
-MANY = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(MANY, max_examples=12)
-
-
-TestStateMachine = StateMachine.TestCase
-TestStateMachine.settings = settings(MANY, max_examples=20)
-
-
-@pytest.mark.slow
-class TestSchedulerMachineForLong(SchedulerMachine.TestCase):
-    settings = MANY
-
-
-@pytest.mark.slow
-class TestStateMachineForLong(StateMachine.TestCase):
-    settings = MANY
+@pytest.mark.parametrize(
+    ("machine", "examples"),
+    [(SchedulerMachine, 12), (StateMachine, 20), slow(SchedulerMachine, 120), slow(StateMachine, 120)],
+)
+def test_any_schedule(machine: type[SchedulerMachine], examples: int) -> None:
+    each = {"max_examples": examples, "stateful_step_count": 40, "suppress_health_check": list(HealthCheck)}
+    run_state_machine_as_test(machine, settings=settings(deadline=None, **each))

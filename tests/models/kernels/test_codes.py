@@ -17,6 +17,7 @@ from models.layers.moe import expert_places, grouped_codes
 from models.layers.norms import add_rms_norm, rms_norm
 from models.layers.quantized import COLUMNS, QuantizedWeight, Scheme
 from tests.models.kernels.checking import relative_error, replayed
+from tests.support.slow import slow
 
 EPS = 1e-5
 LIMIT = 4e-3
@@ -31,9 +32,16 @@ SCHEMES = {
     "e4m3, blocks": Scheme("e4m3", 128, torch.float32),
     "e4m3, one scale for each output": Scheme("e4m3", 0, torch.bfloat16),
 }
-QUICK = ("u4, groups of 32, zeros", "u4, one group, reordered", "u8, groups of 64, zeros", "e4m3, blocks")
+ONE_SCALE = "e4m3, one scale for each output"
+QUICK = ("u4, groups of 32, zeros", "u4, one group, reordered", "u8, groups of 64, zeros", "e4m3, blocks", ONE_SCALE)
 INPUTS, OUTPUTS = 256, 128
 SWAPPED = Tile(16, 64, 128, warps=4, stages=4, swap=True)
+TILES = [
+    Tile(64, 64, 128, warps=4, stages=4, swap=True, tma=True),
+    Tile(64, 32, 256, warps=4, stages=3),
+    Tile(16, 16, 256, warps=4, stages=3),
+    Tile(128, 64, 128, warps=4, stages=3, swap=True),
+]
 
 
 def schemes(*names: str, ordered: bool = True) -> pytest.MarkDecorator:
@@ -91,10 +99,10 @@ def silu_mul(product: Tensor, kind: torch.dtype) -> Tensor:
     return F.silu(gate).to(kind).double() * up
 
 
-@schemes("u4, groups of 32, zeros", "e4m3, blocks")
-def test_gemv(device: torch.device, scheme: Scheme) -> None:
+@pytest.mark.parametrize("blocks", [Blocks(4, 64), slow(None), slow(Blocks(16, 128, 8))], ids=str)
+@schemes("u4, groups of 32, zeros", ONE_SCALE)
+def test_gemv(device: torch.device, scheme: Scheme, blocks: Blocks | None) -> None:
     given = Operands(device, scheme, 1)
-    blocks = Blocks(4, 64)
     out = replayed(
         device,
         lambda: gemv(
@@ -104,11 +112,11 @@ def test_gemv(device: torch.device, scheme: Scheme) -> None:
     normed = rms_norm.reference(given.x.double(), given.norm_before.double(), EPS)
     expected = normed @ given.weight.dequantised(torch.float64).T + given.bias.double() + given.residual.double()
     assert relative_error(out, expected) < LIMIT
-    out = replayed(device, lambda: gemv(given.x, given.gate_up, silu_mul=True))
+    out = replayed(device, lambda: gemv(given.x, given.gate_up, silu_mul=True, blocks=blocks))
     assert relative_error(out, silu_mul(given.product(given.gate_up), out.dtype)) < LIMIT
 
 
-@schemes("u4, groups of 32, zeros")
+@schemes("u4, groups of 32, zeros", ONE_SCALE)
 def test_gemv_of_chosen_experts(device: torch.device, scheme: Scheme) -> None:
     kind = torch.bfloat16 if device.type == "cuda" else torch.float16
     stack = weight_of(device, scheme, 3, 64, 128)
@@ -120,10 +128,14 @@ def test_gemv_of_chosen_experts(device: torch.device, scheme: Scheme) -> None:
         assert relative_error(out, silu_mul(expected, kind) if silu else expected) < LIMIT
 
 
-@schemes(*QUICK)
-def test_tiles_with_what_stands_behind(device: torch.device, scheme: Scheme) -> None:
-    given = Operands(device, scheme, 19)
-    tile, x = SWAPPED, e4m3.in_order(given.x, given.weight)
+BEHIND = [(name, 19, SWAPPED) if name in QUICK else slow(name, 19, SWAPPED) for name in SCHEMES]
+BEHIND += [slow(ONE_SCALE, rows, tile) for tile in TILES for rows in (2, 65, 129)]
+
+
+@pytest.mark.parametrize(("name", "rows", "tile"), BEHIND, ids=str)
+def test_tiles_with_what_stands_behind(device: torch.device, name: str, rows: int, tile: Tile) -> None:
+    given = Operands(device, SCHEMES[name], rows)
+    x = e4m3.in_order(given.x, given.weight)
     assert isinstance(x, Tensor)
     product = given.product(given.weight) + given.bias.double()
     out = replayed(device, lambda: gemm.gemm(given.x, given.weight, given.bias))
@@ -135,9 +147,10 @@ def test_tiles_with_what_stands_behind(device: torch.device, scheme: Scheme) -> 
     after = (given.residual.double(), given.norm.double(), EPS)
     expected = add_rms_norm.reference(product, *after)
     behind = given.bias, given.residual, given.norm, EPS
+    split = 1 if tile.depth > 128 else 2
     for normed, total in (
         replayed(device, lambda: gemm.gemm_add_norm(given.x, given.weight, *behind)),
-        replayed(device, lambda: split_gemm_add_norm(x, given.weight, *behind, split=2, tile=tile)),
+        replayed(device, lambda: split_gemm_add_norm(x, given.weight, *behind, split=split, tile=tile)),
         replayed(device, lambda: gemm_add_deferred_norm(x, given.weight, *behind, tile)),
     ):
         assert relative_error(normed.normed() if isinstance(normed, DeferredNorm) else normed, expected[0]) < LIMIT

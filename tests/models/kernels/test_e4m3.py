@@ -12,10 +12,10 @@ from torch import Tensor
 from models.layers import gemm as gemms
 from models.layers.fused import silu_mul
 from models.layers.kernels import e4m3, gemm
-from models.layers.kernels.gemm_types import Blocks, Kind, Tile
+from models.layers.kernels.gemm_types import Kind, Tile
 from models.layers.kernels.gemv import gemv
-from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
-from models.layers.norms import add_rms_norm, rms_norm
+from models.layers.kernels.tiled_gemm import tiled_gemm
+from models.layers.norms import add_rms_norm
 from models.layers.op import Op
 from models.layers.quantized import QuantizedWeight, ordered
 from models.layers.quantized import quantise_rows as quantise_rows_reference
@@ -82,27 +82,6 @@ def test_every_value_is_widened_exactly(device: torch.device) -> None:
         assert torch.equal(out[0, :254].double().cpu(), expected)
 
 
-@pytest.mark.parametrize("blocks", [None, Blocks(4, 64), Blocks(16, 128, 8)], ids=str)
-def test_gemv(device: torch.device, blocks: Blocks | None) -> None:
-    given = Operands(device, 1)
-    out = replayed(
-        device,
-        lambda: gemv(
-            given.x,
-            given.weight,
-            given.bias,
-            norm=(given.norm_before, EPS),
-            residual=given.residual,
-            blocks=blocks,
-        ),
-    )
-    normed = rms_norm.reference(given.x.double(), given.norm_before.double(), EPS)
-    expected = normed @ given.weight.dequantised(torch.float64).T + given.bias.double() + given.residual.double()
-    assert relative_error(out, expected) < LIMIT
-    out = replayed(device, lambda: gemv(given.x, given.gate_up, silu_mul=True, blocks=blocks))
-    assert relative_error(out, silu_mul.reference(given.product(given.gate_up))) < LIMIT
-
-
 def test_gemv_of_inputs_that_are_no_whole_groups(device: torch.device) -> None:
     """The embedded chat model has 192: their halves are not interleaved, and the weight is dequantised in each step.
     Our kernel reads weights before the kernels ahead of it are done, so it read some that were not written yet: one
@@ -121,60 +100,6 @@ def as_on_a_gpu(op: Any, *args: Any, **options: Any) -> Tensor:
     if args[0].is_cuda:
         return op(*args, **options)
     return op.launch(*args, **options) if op._takes(*args, **options) else op.reference(*args, **options)
-
-
-def test_gemv_of_chosen_experts(device: torch.device) -> None:
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float16
-    each = [weight_of(device, 64, 128) for _ in range(5)]
-    with device:
-        stack = QuantizedWeight(5, 64, 128)
-    for place, weight in enumerate(each):
-        stack.values[place].copy_(weight.values)
-        stack.scale[place].copy_(weight.scale)
-    x = torch.randn(3, 128, device=device).to(kind)
-    index = torch.tensor([4, 0, 1, 1, 3, 4], device=device)
-    for silu in (False, True):
-        out = replayed(device, lambda silu=silu: gemv(x, stack, index=index, fan_out=2, silu_mul=silu))
-        wide = [each[int(e)].dequantised(torch.float64) @ x[i // 2].double() for i, e in enumerate(index)]
-        expected = torch.stack(wide)
-        assert relative_error(out, silu_mul.reference(expected) if silu else expected) < LIMIT
-
-
-def rows_and_tiles() -> list[Any]:
-    """All pairs; the interpreter takes one of each tile, and the others where tests may last."""
-    quick = set(zip(TILES, (65, 16, 65, 2, 129), strict=True))
-    return [
-        pytest.param(rows, tile, marks=[] if (tile, rows) in quick else [pytest.mark.slow], id=f"{tile}-{rows}")
-        for tile in TILES
-        for rows in (2, 16, 65, 129)
-    ]
-
-
-@pytest.mark.parametrize(("rows", "tile"), rows_and_tiles())
-def test_tiles_with_what_stands_behind(device: torch.device, rows: int, tile: Tile) -> None:
-    given = Operands(device, rows)
-    product = given.product(given.weight) + given.bias.double()
-    out = replayed(device, lambda: tiled_gemm(given.x, given.weight, given.bias, tile))
-    assert relative_error(out, product) < LIMIT
-    out = replayed(device, lambda: tiled_gemm(given.x, given.gate_up, None, tile, "silu_mul"))
-    assert relative_error(out, silu_mul.reference(given.product(given.gate_up))) < LIMIT
-    after = (given.residual.double(), given.norm.double(), EPS)
-    expected = add_rms_norm.reference(product, *after)
-    split = 1 if tile.depth > 128 else 2
-    normed, total = replayed(
-        device,
-        lambda: split_gemm_add_norm(
-            given.x, given.weight, given.bias, given.residual, given.norm, EPS, split=split, tile=tile
-        ),
-    )
-    assert relative_error(normed, expected[0]) < LIMIT
-    assert relative_error(total, expected[1]) < LIMIT
-    deferred, total = replayed(
-        device,
-        lambda: gemm_add_deferred_norm(given.x, given.weight, given.bias, given.residual, given.norm, EPS, tile),
-    )
-    assert relative_error(deferred.normed(), expected[0]) < LIMIT
-    assert relative_error(total, expected[1]) < LIMIT
 
 
 @pytest.mark.parametrize("rows", [1, 7, 33])
