@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,59 +15,7 @@ from tests.support.servers import RunningServer, running_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SCRIPT = """
-const [work, given, done] = arguments;
-const folder = document.querySelector("script[src$='main.js']").src.replace("main.js", "");
-const describe = (node) => node.nodeType === Node.TEXT_NODE ? node.data : [
-  node.localName,
-  Object.fromEntries([...node.attributes].map(({ name, value }) => [name, value])),
-  ...[...node.childNodes].map(describe),
-];
-const works = {
-  shown(Markdown, texts) {
-    return texts.map((text) => {
-      const element = document.createElement("div");
-      new Markdown(element).show(text);
-      return { text: element.textContent, nodes: [...element.childNodes].map(describe) };
-    });
-  },
-  written(Markdown, texts) {
-    return texts.map((text) => {
-      const element = document.createElement("div");
-      const markdown = new Markdown(element);
-      const seen = [];
-      let first = null;
-      for (let end = 1; end <= text.length; end++) {
-        markdown.show(text.slice(0, end), true);
-        first ??= element.firstChild;
-        seen.push(element.textContent);
-      }
-      markdown.show(text);
-      const whole = document.createElement("div");
-      new Markdown(whole).show(text);
-      return { seen, same: element.isEqualNode(whole), kept: element.firstChild === first };
-    });
-  },
-  made(Markdown, texts) {
-    return texts.map(({ text, times, open }) => {
-      const element = document.createElement("div");
-      new Markdown(element).show(text.repeat(times), open);
-      let deepest = 0;
-      for (const node of element.querySelectorAll("*")) {
-        let depth = 0;
-        for (let up = node; up !== element; up = up.parentNode) depth += 1;
-        deepest = Math.max(deepest, depth);
-        if (deepest > 200) break;
-      }
-      return { characters: element.textContent.length, deepest };
-    });
-  },
-};
-import(folder + "markdown.js").then(
-  ({ Markdown }) => done(works[work](Markdown, given)),
-  (error) => done(String(error)),
-);
-"""
+SCRIPT = Path(__file__).with_name("markdown.js").read_text()
 ELEMENTS = {
     *("p", "h3", "h4", "h5", "h6", "hr", "br", "ul", "ol", "li", "blockquote", "pre", "code", "em", "strong", "del"),
     *("a", "table", "thead", "tbody", "tr", "th", "td", "div", "span", "button"),

@@ -28,62 +28,7 @@ SEED = 20
 STOP_BIAS = 0.75
 """Against the stop head's random part, so that about one patch in twelve says stop."""
 
-CONFIG: dict[str, Any] = {
-    "architecture": "voxcpm2",
-    "lm_config": {
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "max_position_embeddings": 1024,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 3,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000,
-        "kv_channels": 16,
-        "rope_scaling": {
-            "type": "longrope",
-            "long_factor": [1.0, 1.1, 1.2, 1.4, 1.7, 2.1, 2.6, 3.2],
-            "short_factor": [1.0, 1.1, 1.2, 1.4, 1.7, 2.1, 2.6, 3.2],
-            "original_max_position_embeddings": 1024,
-        },
-        "vocab_size": 512,
-        "use_mup": False,
-        "scale_emb": 12,
-        "dim_model_base": 256,
-        "scale_depth": 1.4,
-    },
-    "patch_size": 4,
-    "feat_dim": 16,
-    "scalar_quantization_latent_dim": 32,
-    "scalar_quantization_scale": 9,
-    "residual_lm_num_layers": 2,
-    "residual_lm_no_rope": True,
-    "encoder_config": {"hidden_dim": 48, "ffn_dim": 96, "num_heads": 4, "num_layers": 2, "kv_channels": 16},
-    "dit_config": {
-        "hidden_dim": 48,
-        "ffn_dim": 96,
-        "num_heads": 4,
-        "num_layers": 2,
-        "kv_channels": 16,
-        "mean_mode": False,
-        "cfm_config": {"sigma_min": 1e-6, "solver": "euler", "t_scheduler": "log-norm", "inference_cfg_rate": 2.0},
-    },
-    "audio_vae_config": {
-        "encoder_dim": 4,
-        "encoder_rates": [2, 5, 8, 8],
-        "latent_dim": 16,
-        "decoder_dim": 128,
-        "decoder_rates": [8, 6, 5, 2, 2, 2],
-        "sr_bin_boundaries": [20000, 30000, 40000],
-        "sample_rate": 16000,
-        "out_sample_rate": 48000,
-    },
-    "max_length": 1024,
-    "device": "cuda",
-    "dtype": "bfloat16",
-}
+CONFIG: dict[str, Any] = json.loads(Path(__file__).with_name("miniature_voxcpm2.json").read_text())
 MERGES = (
     "▁ t|h e|▁t he|i n|e r|a n|o n|r e|a t|e n|o r|▁ a|▁ s|▁ w|▁ o|i s|i t|o u|▁ c|▁ m|in g|▁o f|▁a n|▁an d|▁t o|"
     "e s|e d|▁ h|▁ b|a l|l l|▁ i|▁ p|▁ f|▁ d|▁ l|▁ n|▁ y|▁y ou|s t|c h|t h|s h|l y|i c|o w|e l|l o|v e|▁h el|▁hel lo|"

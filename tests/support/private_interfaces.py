@@ -16,71 +16,47 @@ class Interface:
     users: tuple[str, ...]
 
 
+H11 = "uvicorn.protocols.http.h11_impl:H11Protocol()."
+SOCKETS = "uvicorn.protocols.websockets.websockets_sansio_impl:WebSocketsSansIOProtocol()."
+
 INTERFACES = (
-    Interface("torch", ">=2.11,<2.16", ("torch:_addmm_activation",), ("mlp.py",)),
-    Interface("torch", ">=2.11,<2.16", ("torch:_scaled_mm",), ("e4m3.py",)),
-    Interface("torch", ">=2.11,<2.16", ("torch:_C._cuda_endAllocateToPool",), ("pool.py",)),
-    Interface("pillow", ">=12.2,<14", ("PIL.Image:Image()._mode", "PIL.Image:Image()._size"), ("image_decode.py",)),
     Interface(
         "torch",
         ">=2.11,<2.16",
         (
+            *("torch:_addmm_activation", "torch:_scaled_mm", "torch:_C._cuda_endAllocateToPool"),
+            *("torch:UntypedStorage._cdata", "torch.utils._python_dispatch:TorchDispatchMode"),
             "torch._subclasses.fake_tensor:DataDependentOutputException",
             "torch._subclasses.fake_tensor:DynamicOutputShapeException",
             "torch._subclasses.fake_tensor:FakeTensorMode",
-            "torch.utils._python_dispatch:TorchDispatchMode",
         ),
-        ("audit.py",),
+        ("mlp.py", "e4m3.py", "pool.py", "memory.py", "audit.py"),
     ),
-    Interface(
-        "torch",
-        ">=2.11,<2.16",
-        ("torch:UntypedStorage._cdata",),
-        ("memory.py",),
-    ),
+    Interface("pillow", ">=12.2,<14", ("PIL.Image:Image()._mode", "PIL.Image:Image()._size"), ("image_decode.py",)),
     Interface(
         "triton",
         ">=3.6,<3.9",
-        ("triton:AsyncCompileMode", "triton:knobs.cache.dir", "triton.runtime.jit:JITFunction.run"),
+        (
+            *("triton:AsyncCompileMode", "triton:knobs.cache.dir", "triton:knobs.compilation.listener"),
+            "triton.runtime.jit:JITFunction.run",
+        ),
         ("precompile.py",),
-    ),
-    Interface("triton", ">=3.6,<3.9", ("triton:knobs.compilation.listener",), ("precompile.py",)),
-    Interface(
-        "uvicorn",
-        ">=0.54,<1",
-        tuple(
-            f"uvicorn.protocols.http.h11_impl:H11Protocol().{name}"
-            for name in (
-                *("app", "config", "conn", "connections", "cycle", "headers", "loop", "transport", "connection_lost"),
-                *("connection_made", "data_received", "handle_websocket_upgrade", "on_response_complete"),
-                *("send_400_response", "shutdown", "timeout_keep_alive_handler"),
-            )
-        ),
-        ("connections.py",),
-    ),
-    Interface(
-        "uvicorn",
-        ">=0.54,<1",
-        tuple(
-            f"uvicorn.protocols.websockets.websockets_sansio_impl:WebSocketsSansIOProtocol().{name}"
-            for name in (
-                *("app", "close_sent", "config", "conn", "frames", "handshake_complete", "transport", "data_received"),
-                *("handle_bytes", "handle_cont", "handle_parser_exception", "handle_ping", "handle_pong"),
-                "handle_text",
-            )
-        ),
-        ("connections.py",),
     ),
     Interface(
         "uvicorn",
         ">=0.54,<1",
         (
-            "uvicorn.server:Server.handle_exit",
-            "uvicorn.server:Server.startup",
-            "uvicorn.server:Server.shutdown",
+            *(f"{H11}{name}" for name in ("app", "config", "conn", "connections", "cycle", "headers", "loop")),
+            *(f"{H11}{name}" for name in ("transport", "connection_lost", "connection_made", "data_received")),
+            *(f"{H11}{name}" for name in ("handle_websocket_upgrade", "on_response_complete", "send_400_response")),
+            *(f"{H11}{name}" for name in ("shutdown", "timeout_keep_alive_handler")),
+            *(f"{SOCKETS}{name}" for name in ("app", "close_sent", "config", "conn", "frames", "handshake_complete")),
+            *(f"{SOCKETS}{name}" for name in ("transport", "data_received", "handle_bytes", "handle_cont")),
+            *(f"{SOCKETS}{name}" for name in ("handle_parser_exception", "handle_ping", "handle_pong", "handle_text")),
+            *(f"uvicorn.server:Server.{name}" for name in ("handle_exit", "startup", "shutdown")),
             "uvicorn.lifespan.on:LifespanOn.shutdown",
         ),
-        ("server.py",),
+        ("connections.py", "server.py"),
     ),
     Interface("h11", ">=0.16,<0.17", ("h11:Connection.send", "h11._headers:Headers.raw_items"), ("connections.py",)),
     Interface(

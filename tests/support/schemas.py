@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 Schema = dict[str, Any]
@@ -99,69 +101,8 @@ _MAKERS = {
 }
 
 
-SUPPORTED: dict[str, tuple[Schema, str, str]] = {
-    "type": ({"type": ["integer", "null"]}, "1", '"a"'),
-    "enum": ({"enum": ["a", 1, None]}, '"a"', '"b"'),
-    "const": ({"const": {"a": 1}}, '{"a": 1}', '{"a": 2}'),
-    "properties": ({"type": "object", "properties": {"a": {"type": "integer"}}}, '{"a": 1}', '{"a": "x"}'),
-    "required": ({"type": "object", "properties": {"a": {}}, "required": ["a"]}, '{"a": 1}', "{}"),
-    "additionalProperties": ({"type": "object", "additionalProperties": {"type": "null"}}, '{"z": null}', '{"z": 1}'),
-    "patternProperties": (
-        {"type": "object", "patternProperties": {"^x": {"type": "integer"}}, "additionalProperties": False},
-        '{"x1": 1}',
-        '{"y": 1}',
-    ),
-    "minProperties": ({"type": "object", "minProperties": 2}, '{"a": 1, "b": 2}', '{"a": 1}'),
-    "maxProperties": ({"type": "object", "maxProperties": 1}, '{"a": 1}', '{"a": 1, "b": 2}'),
-    "items": ({"type": "array", "items": {"type": "integer"}}, "[1, 2]", '["a"]'),
-    "prefixItems": ({"type": "array", "prefixItems": [{"type": "integer"}], "items": False}, "[1]", "[1, 2]"),
-    "minItems": ({"type": "array", "minItems": 2}, "[1, 2]", "[1]"),
-    "maxItems": ({"type": "array", "maxItems": 1}, "[1]", "[1, 2]"),
-    "additionalItems": (
-        {
-            "$schema": "http://json-schema.org/draft-07/schema#",
-            "type": "array",
-            "items": [{"type": "integer"}],
-            "additionalItems": {"type": "string"},
-        },
-        '[1, "a"]',
-        "[1, 2]",
-    ),
-    "minLength": ({"type": "string", "minLength": 2}, '"ab"', '"a"'),
-    "maxLength": ({"type": "string", "maxLength": 1}, '"a"', '"ab"'),
-    "pattern": ({"type": "string", "pattern": "^a+$"}, '"aa"', '"ab"'),
-    "format": ({"type": "string", "format": "date"}, '"2026-01-31"', '"2026-13-31"'),
-    "minimum": ({"type": "integer", "minimum": 3}, "3", "2"),
-    "maximum": ({"type": "number", "maximum": 3.5}, "3.5", "3.6"),
-    "exclusiveMinimum": ({"type": "integer", "exclusiveMinimum": 3}, "4", "3"),
-    "exclusiveMaximum": ({"type": "number", "exclusiveMaximum": 3}, "2.9", "3"),
-    "multipleOf": ({"type": "integer", "multipleOf": 5}, "15", "16"),
-    "anyOf": ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "null", '"a"'),
-    "allOf": ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, "3", "2"),
-    "oneOf": ({"oneOf": [{"type": "integer"}, {"type": "null"}]}, "1", '"a"'),
-    "$ref": ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}}, "1", '"a"'),
-    "$defs": ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, "null", "1"),
-    "definitions": ({"$ref": "#/definitions/a", "definitions": {"a": {"type": "null"}}}, "null", "1"),
-    "$id": ({"$id": "http://x/y", "$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, "null", "1"),
-}
+_KEYWORDS = json.loads(Path(__file__).with_name("keywords.json").read_text())
+SUPPORTED: dict[str, tuple[Schema, str, str]] = _KEYWORDS["supported"]
 """By keyword: a schema, an answer that fits it, and JSON that only this keyword keeps out."""
-
-UNSUPPORTED: dict[str, Any] = {
-    "not": {"type": "null"},
-    "if": {},
-    "then": {},
-    "else": {},
-    "contains": {},
-    "minContains": 1,
-    "maxContains": 1,
-    "propertyNames": {"maxLength": 3},
-    "dependentRequired": {"a": ["b"]},
-    "dependentSchemas": {"a": {}},
-    "dependencies": {"a": ["b"]},
-    "unevaluatedItems": False,
-    "unevaluatedProperties": False,
-    "$dynamicRef": "#x",
-    "$dynamicAnchor": "x",
-    "$recursiveRef": "#",
-}
+UNSUPPORTED: dict[str, Any] = _KEYWORDS["unsupported"]
 """By keyword: a value."""
