@@ -40,7 +40,8 @@ def assert_gone(family: list[int]) -> None:
 
 
 def test_what_was_asked_before_a_drain_is_answered(tmp_path: Path) -> None:
-    """The engine stands still until the drain has begun: nothing asked before ends before, however fast the machine."""
+    """Also by a signal to all processes, as systemd sends it. The engine stands still until the drain has begun:
+    nothing asked before ends before, however fast the machine."""
     drain = ("--drain-delay", "1", "--drain-timeout", "120", "--hang-timeout", "600")
     with served(*SMALL, *drain, TMPDIR=str(tmp_path)) as server:
         patient = warm(server, tmp_path)
@@ -53,7 +54,8 @@ def test_what_was_asked_before_a_drain_is_answered(tmp_path: Path) -> None:
         ]
         talk = SocketListener(patient, TEXT, max_len=12)
         wait(lambda: patient.metric(IN_PROGRESS) >= 5, what="four requests and the look at them are in progress")
-        server.process.send_signal(signal.SIGTERM)
+        for process in (*children(patient.pid), patient.pid):
+            os.kill(process, signal.SIGTERM)
         wait(lambda: "draining 4 requests" in "".join(server.log), what="the log tells of the drain")
         os.kill(engine, signal.SIGCONT)
         assert server.process.wait(3 * GENEROUS) == 0
@@ -63,30 +65,6 @@ def test_what_was_asked_before_a_drain_is_answered(tmp_path: Path) -> None:
         assert [listener.status for listener in asked] == [200] * 3 and not any(listener.cut for listener in asked)
         assert b"[DONE]" in asked[0].data and asked[2].data
         assert talk.types()[-1] == "session.done" and talk.num_bytes and talk.code == 1001
-
-
-def test_a_signal_to_all_processes_is_one_to_the_server(tmp_path: Path) -> None:
-    """As systemd sends it to the server's control group. The engine stands still, as above."""
-    flags = ("--drain-timeout", "120", "--hang-timeout", "600")
-    with served(*SMALL, *flags, TMPDIR=str(tmp_path)) as server:
-        patient = warm(server, tmp_path)
-        engine = engine_pid(patient.pid)
-        stand_still(engine)
-        asked = [
-            Listener(patient, "/v1/chat/completions", chat(tokens=80, stream=True)),
-            Listener(patient, "/v1/audio/speech", speech()),
-        ]
-        wait(lambda: patient.metric(IN_PROGRESS) >= 3, what="two requests and the look at them are in progress")
-        for process in (*children(patient.pid), patient.pid):
-            os.kill(process, signal.SIGTERM)
-        wait(lambda: "draining" in "".join(server.log), what="the log tells of the drain")
-        os.kill(engine, signal.SIGCONT)
-        assert server.process.wait(3 * GENEROUS) == 0
-        for thread in asked:
-            thread.join(GENEROUS)
-            assert not thread.is_alive()
-        assert [listener.status for listener in asked] == [200] * 2 and not any(listener.cut for listener in asked)
-        assert b"[DONE]" in asked[0].data and b"error" not in asked[0].data and asked[1].data
 
 
 def test_a_drain_of_what_does_not_end(tmp_path: Path) -> None:
