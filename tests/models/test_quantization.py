@@ -18,8 +18,10 @@ from tests.support.chat_golden import generate, golden_prompt, rounding_error
 from tests.support.golden import GOLDEN, inputs, is_chat, prompts, read_json
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
+from tests.support.slow import slow
 
 CPU = torch.device("cpu")
+QUICK = ("qwen2_vl", "qwen3_vl_moe")
 EMBEDDED = Path(__file__).parents[2] / "models/embedded/qwen2_vl"
 CHAT = [
     EMBEDDED,
@@ -34,7 +36,9 @@ def loaded(directory: Path, device: torch.device = CPU, dtype: torch.dtype = tor
     return resolve(family_of(directory).model)(directory, device, dtype, "published", **options)
 
 
-@pytest.mark.parametrize("directory", CHAT, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "directory", [path if path.name in QUICK else slow(path) for path in CHAT], ids=lambda path: path.name
+)
 def test_all_but_what_is_named_is_made_from_the_published_weights(directory: Path) -> None:
     plain, quantised = loaded(directory), loaded(directory, quantization="fp8")
     stored = {name: part for name, part in quantised.decoder.named_modules() if isinstance(part, QuantizedWeight)}

@@ -22,11 +22,13 @@ from models.layers.quantized import Codes, QuantizedWeight, packed, unpacked
 from tests.support.chat_golden import generate, golden_prompt, largest_difference
 from tests.support.golden import GOLDEN, copy_checkpoint, inputs, prompts, read_json
 from tests.support.inference import no_gradients as no_gradients
+from tests.support.slow import slow
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 FIXTURES = GOLDEN / "quantised"
 WHOLE = sorted(config.parent for config in FIXTURES.glob("*/config.json"))
 LINEARS = FIXTURES / "linears"
+QUICK = ("gptq_v1_desc_act", "fp8_block", "moe_ct_w4a16_g32_asym")
 CASES: dict[str, Any] = read_json(LINEARS, "cases.json")
 
 
@@ -103,7 +105,9 @@ def test_every_variant_of_a_layer_is_exact(tmp_path: Path) -> None:
     assert schemes == {("u4", False), ("u4", True), ("u8", False), ("u8", True), ("e4m3", False)}
 
 
-@pytest.mark.parametrize("directory", WHOLE, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "directory", [path if path.name in QUICK else slow(path) for path in WHOLE], ids=lambda path: path.name
+)
 def test_a_whole_model_is_exact(directory: Path) -> None:
     """Weights bit by bit, logits, and tokens; what kernels can read is held as codes."""
     expected = load_file(directory / "expected.safetensors")

@@ -185,11 +185,6 @@ def test_a_server_that_loads_answers_probes_and_refuses_work() -> None:
         assert refused.status_code == 503 and refused.headers["retry-after"]
 
 
-def test_keys_are_not_shown() -> None:
-    with running_server(api_key=("very-secret",)) as server:
-        assert "very-secret" not in repr(server.context.settings)
-
-
 def test_two_authorization_headers_are_none(locked: RunningServer) -> None:
     headers = [("authorization", "Bearer first"), ("authorization", "Bearer wrong")]
     assert httpx.get(f"{locked.url}/v1/models", headers=headers).status_code == 401
@@ -246,14 +241,6 @@ def test_a_page_that_rebinds_its_name_reads_nothing(server: RunningServer, path:
     refused = httpx.get(f"{server.url}{path}", headers={"host": host, "origin": f"http://{host}"})
     assert refused.status_code == 421 and refused.json()["error"]["code"] == "host_not_allowed"
     assert refused.headers["x-request-id"] and "evil" not in refused.text
-
-
-def test_nor_does_it_make_anything_happen(server: RunningServer) -> None:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
-    headers = {"host": "evil.example", "origin": "http://evil.example"}
-    refused = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers)
-    assert refused.status_code == 421
-    assert httpx.delete(f"{server.url}/v1/audio/voices/x", headers=headers).status_code == 421
 
 
 def test_nor_opens_it_a_socket(server: RunningServer) -> None:

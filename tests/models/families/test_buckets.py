@@ -24,6 +24,7 @@ from tests.models.families.family import ALL, FAMILIES, Family, families
 from tests.support.encoder_replay import grid_item
 from tests.support.golden import copy_checkpoint
 from tests.support.random_reference import change_json
+from tests.support.slow import slow
 
 KIMI_TOWER = {"num_attention_heads": 16, "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 1}
 
@@ -92,7 +93,7 @@ def test_windows_of_pictures_from_224_pixels_on_cost_no_larger_bucket(height: in
     assert by_patches is None or fits(by_patches, required)
 
 
-@pytest.mark.parametrize(("limit", "largest"), [(4096, 8960), (16384, 17928)])
+@pytest.mark.parametrize(("limit", "largest"), [(4096, 8960), slow(16384, 17928)])
 def test_the_list_of_kimi_vl_holds_every_picture_of_the_checkpoint(tmp_path: Path, limit: int, largest: int) -> None:
     family = FAMILIES["kimi_vl"]
     directory = copy_checkpoint(family.directory, tmp_path / "limit")

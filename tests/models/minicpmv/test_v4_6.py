@@ -28,10 +28,12 @@ from tests.support.golden import GOLDEN, copy_checkpoint, inputs
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.random_reference import change_json
+from tests.support.slow import slow
 
 DIRECTORIES = [GOLDEN / "minicpmv_4_6", GOLDEN / "minicpmv_4_7"]
-CHANGED = [(directory, name) for directory in DIRECTORIES for name in ("fine", "overview", "no_ids")]
-ON_EVERY = pytest.mark.parametrize("directory", DIRECTORIES, ids=lambda path: path.name)
+NAMES = ("fine", "overview", "no_ids")
+CHANGED = [*((DIRECTORIES[0], name) for name in NAMES), *(slow(DIRECTORIES[1], name) for name in NAMES)]
+ON_EVERY = pytest.mark.parametrize("directory", [DIRECTORIES[0], slow(DIRECTORIES[1])], ids=lambda path: path.name)
 
 
 def with_settings(directory: Path, target: Path, **fields: Any) -> Path:

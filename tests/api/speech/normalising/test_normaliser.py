@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from pathlib import Path
 
@@ -122,27 +121,6 @@ def test_no_rule_changes_what_brings_none_into_play(text: str) -> None:
 def test_words_between_numbers_stay_in_order(text: str, words: list[str]) -> None:
     mixed = " ".join(f"{text} {word}" for word in words)
     assert re.findall("zebra|lemon|Quartz", normalise(mixed)) == words
-
-
-@given(TEXTS, st.lists(st.integers(0, 200), max_size=6))
-def test_chunks_do_not_matter(text: str, cuts: list[int]) -> None:
-    normaliser = TextNormaliser()
-    places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
-    parts = [normaliser.feed(text[begin:end]) for begin, end in itertools.pairwise(places)]
-    assert "".join(parts) + normaliser.feed("", final=True) == normalise(text)
-
-
-class Patient(TextNormaliser):
-    """Lets no word pass before its clause has ended."""
-
-    def _plain(self) -> int:
-        return 0
-
-
-@given(TEXTS)
-def test_words_that_pass_early_are_those_that_would_pass_late(text: str) -> None:
-    patient = Patient()
-    assert patient.feed(text) + patient.feed("", final=True) == normalise(text)
 
 
 def test_a_clause_is_spoken_once_the_next_has_begun() -> None:
