@@ -140,14 +140,6 @@ def test_media_that_cannot_be_taken(processor: Qwen2VLProcessor) -> None:
         processor.sample_video(metadata(0, 25.0), fps=None, max_frames=8)
 
 
-def test_positions_of_the_specified_example() -> None:
-    positions, following = mrope_positions(25, [(2, (1, 4, 6)), (11, (2, 4, 6))], merge_size=2)
-    assert positions[0].tolist() == [0, 1, *[2] * 6, 5, 6, 7, *[8] * 6, *[9] * 6, 11, 12]
-    assert positions[1].tolist() == [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7, *([8] * 3 + [9] * 3) * 2, 11, 12]
-    assert positions[2].tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7, *[8, 9, 10] * 4, 11, 12]
-    assert following == 13
-
-
 grids = st.tuples(st.integers(1, 9), st.integers(1, 4).map(lambda n: 2 * n), st.integers(1, 4).map(lambda n: 2 * n))
 
 
