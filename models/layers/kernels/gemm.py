@@ -120,7 +120,16 @@ def streamed_e4m3(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
     tile = e4m3_tile(rows, gated=gated)
     if by_group and tile.rows > 64:  # it has two sets of sums
         tile = replace(tile, warps=8)
+    if by_group and kind == "plain" and rows <= 16 and weight.shape[0] // tile.columns < current_gpu().num_sms:
+        tile = replace(tile, columns=32, warps=2, stages=4)
     return Way("tiled", tile)
+
+
+def streamed_vector(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
+    """A single row and codes with groups: a GEMV takes half as long again (64 us where this takes 42 for 18,944 gated
+    outputs of 3,584 inputs), but reads a narrow weight without an epilogue sooner."""
+    by_group = isinstance(weight, QuantizedWeight) and not weight.per_output
+    return streamed_e4m3(kind, x, weight) if by_group and is_vector(x) and kind != "plain" else None
 
 
 def eight_bit(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
@@ -140,8 +149,8 @@ RULES: Mapping[Kind, tuple[Rule, ...]] = {
 }
 
 
-E4M3_RULES: tuple[Rule, ...] = (one_vector, measured, streamed_e4m3, eight_bit)
-"""Of a weight in e4m3; where none holds, it is dequantised."""
+E4M3_RULES: tuple[Rule, ...] = (streamed_vector, one_vector, measured, streamed_e4m3, eight_bit)
+"""Of a weight that is held as codes; where none holds, it is dequantised."""
 
 
 def way_of(kind: Kind, x: Tensor, weight: Weight) -> Way:

@@ -142,7 +142,12 @@ def e4m3_blocks(inputs: int, outputs: int, *, gated: bool = False) -> Blocks:
     return Blocks(8 if outputs >= 16 * gpu.num_sms else 4, 256)
 
 
-def default_split(width: int, inputs: int, columns: int) -> int:
-    """Split-K partitions so that tiles of `columns` fill the GPU about once."""
+def default_split(width: int, inputs: int, columns: int, *, codes: bool = False) -> int:
+    """Split-K partitions so that tiles of `columns` fill the GPU about once. codes: with scales of groups, whose tiles
+    wait for themselves: five for each multiprocessor, each of three blocks of inputs or more, the last may be short."""
+    if codes:
+        blocks = inputs // _DEPTH
+        most = max(1, min(5 * current_gpu().num_sms * columns // width, blocks // 3))
+        return -(-blocks // -(-blocks // most))
     splits = [split for split in range(1, 9) if inputs % (split * _DEPTH) == 0]
     return min(splits, key=lambda split: abs(split * width // columns - current_gpu().num_sms))

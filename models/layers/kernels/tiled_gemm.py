@@ -97,7 +97,8 @@ def split_gemm_add_norm(
     operand, _, _ = _operand_of(x, eight_bit=eight_bit)
     width = weight.shape[0]
     tile = tile or streaming_tile(operand.rows.shape[0])
-    split = split or default_split(width, weight.shape[1], tile.columns)
+    by_group = isinstance(weight, QuantizedWeight) and not weight.per_output
+    split = split or default_split(width, weight.shape[1], tile.columns, codes=by_group)
     partial = torch.empty((split, operand.rows.shape[0], width), device=x.device, dtype=torch.float32)
     _launch(operand, weight, partial, width, tile, split=split, lora=lora)
     normed, total = sum_add_rms_norm(partial, bias, residual, norm_weight, eps)
