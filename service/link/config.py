@@ -90,8 +90,6 @@ class EngineConfig(msgspec.Struct, frozen=True):
     first_audio_target: float | None = None
     max_speech_load: float | None = None
     lora_voices: str = ""
-    lora_slots: int = 32
-    """Number of adapters that are on the device at a time."""
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
 

@@ -1,4 +1,4 @@
-"""Room for streams: request slots, pages of the cache, and slots of adapters.
+"""Room for streams: request slots and pages of the cache; and the adapters on the device.
 
 A stream keeps its room from admission to release, with one exception: while it has no text to speak and every result of
 its steps has been read, but for overrun rows, it is preempted if others need the room. What it needs to go on is on the
@@ -7,12 +7,11 @@ host, so it waits for room once more when there is text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from models.checkpoints.lora_files import LoraFile, layout_of, read, survey
 from models.checkpoints.lora_folders import adapter_folders
@@ -24,81 +23,38 @@ from service.engine.speech.stream import Phase, Stream
 from service.link.config import EngineConfig
 
 
-class AdapterSlots:
-    """Which adapter is in which slot. An adapter in use stays; of the others, the one that was used longest ago is
-    replaced. load: copies an adapter into a slot, in the order of launches.
-    """
-
-    def __init__(self, num_slots: int, load: Callable[[str, int], None]) -> None:
-        self.num_slots = num_slots
-        self._load = load
-        self._pages = PagePool(num_slots + 1, page_size=1)
-        """An adapter is a page: slot n is page n + 1, since page 0 is scratch."""
-
-    def __contains__(self, name: str) -> bool:
-        """Whether the adapter is in a slot."""
-        return name.encode() in self._pages
-
-    def acquire(self, name: str) -> int:
-        """The adapter's slot, for one more stream; the adapter is loaded if it is not in one. OutOfPages if all are in
-        use."""
-        if name in self:
-            return self._pages.share([name.encode()])[0] - 1
-        (page,) = self._pages.allocate(1)
-        self._load(name, page - 1)
-        self._pages.index(page, name.encode())
-        return page - 1
-
-    def release(self, slot: int) -> None:
-        """Releases the slot for a stream that has ended."""
-        self._pages.release([slot + 1])
-
-
 class AdapterFiles:
-    """The checked adapters of a directory, and the layout of a slot that can hold any of them."""
+    """The checked adapters of a directory, all of which are on the device, and the layout of a slot that can hold any
+    of them. slots: by name."""
 
     def __init__(self, config: EngineConfig, model: SpeechModel) -> None:
         """Raises CheckpointError, which names the file and what is wrong with it."""
         places = model.lora_places()
-        self.files: dict[str, LoraFile] = {
+        self._files: dict[str, LoraFile] = {
             folder.name: survey(folder, places) for folder in adapter_folders(Path(config.lora_voices))
         }
-        self.layout: LoraLayout | None = layout_of(list(self.files.values()), places) if self.files else None
-        self.num_slots = min(config.lora_slots, len(self.files))
-        self._host: dict[str, Tensor] = {}
+        self._layout: LoraLayout | None = layout_of(list(self._files.values()), places) if self._files else None
+        self.slots = {name: slot for slot, name in enumerate(self._files)}
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of the slots on the device."""
-        return 0 if self.layout is None else self.num_slots * self.layout.size * dtype.itemsize
-
-    def read(self, dtype: torch.dtype, *, pinned: bool) -> None:
-        """Reads all adapters into the host's memory. CheckpointError for values that are not finite."""
-        if self.layout is None:
-            return
-        for name, file in self.files.items():
-            slot = read(file, self.layout, dtype)
-            self._host[name] = slot.pin_memory() if pinned else slot
+        return 0 if self._layout is None else len(self.slots) * self._layout.size * dtype.itemsize
 
     def bank(self, device: torch.device, dtype: torch.dtype) -> LoraBank | None:
         """New slots; None if there are no adapters."""
-        return None if self.layout is None else LoraBank(self.layout, self.num_slots, device, dtype)
+        return None if self._layout is None else LoraBank(self._layout, len(self.slots), device, dtype)
 
-    def slots(self, bank: LoraBank | None, loaded: Callable[[], None]) -> AdapterSlots:
-        """loaded: called each time an adapter was copied to the device."""
-
-        def load(name: str, slot: int) -> None:
-            assert bank is not None
-            # On the stream of the steps: steps launched before read the old adapter, steps launched after the new one.
-            bank.table[slot].copy_(self._host[name], non_blocking=True)
-            loaded()
-
-        return AdapterSlots(self.num_slots, load)
+    def load(self, bank: LoraBank | None) -> None:
+        """Copy the adapters to their slots. CheckpointError for values that are not finite."""
+        if bank is not None and self._layout is not None:
+            for name, file in self._files.items():
+                bank.table[self.slots[name]].copy_(read(file, self._layout, bank.table.dtype))
 
 
 class Room:
     """running: streams that have room; preempted: those that had some and may want it again."""
 
-    def __init__(self, max_streams: int, pages: PagePool, adapters: AdapterSlots | None) -> None:
+    def __init__(self, max_streams: int, pages: PagePool) -> None:
         self.pages = pages
         self.voices = VoicePages(pages)
         self.running: list[Stream] = []
@@ -106,7 +62,6 @@ class Room:
         self.on_preemption: Callable[[], None] = lambda: None
         """Called for each stream that is preempted."""
         self._slots = SlotPool(max_streams)
-        self._adapters = adapters
 
     @property
     def speaking(self) -> list[Stream]:
@@ -148,26 +103,10 @@ class Room:
         most_slots, most_pages = self._most()
         return slots <= most_slots and pages <= most_pages and self._preempt(enough)
 
-    def make_adapter_room(self, names: Collection[str]) -> bool:
-        """Whether these adapters and those in use can be resident together, perhaps after the same."""
-        adapters = self._adapters
-        if adapters is None or self._adapters_fit(names):
-            return True
-        kept = {*names, *(stream.adapter for stream in self.speaking)} - {""}
-        if len(kept) > adapters.num_slots:
-            return False
-        return self._preempt(lambda: self._adapters_fit(names), kept={*kept, ""})
-
-    def _adapters_fit(self, coming: Collection[str]) -> bool:
-        """Whether these adapters and those in use can be in slots together."""
-        used = {*coming, *(stream.adapter for stream in self.running)} - {""}
-        return self._adapters is None or len(used) <= self._adapters.num_slots
-
-    def _preempt(self, enough: Callable[[], bool], *, kept: Collection[str] = ()) -> bool:
-        """Those that have been idle longest go first. kept: adapters of streams whose room is of no use ("": none)."""
+    def _preempt(self, enough: Callable[[], bool]) -> bool:
+        """Those that have been idle longest go first."""
         while not enough():
-            idle = [stream for stream in self._idle if stream.adapter not in kept]
-            if not idle:
+            if not (idle := self._idle):
                 return False
             self._take_room(min(idle, key=lambda one: one.last_launch))
         return True
@@ -179,13 +118,11 @@ class Room:
         self.on_preemption()
 
     def admit(self, streams: Sequence[Stream]) -> None:
-        """A slot each, pages up to the length cap, and the adapter, where there is room."""
+        """A slot each, and pages up to the length cap, where there is room."""
         self.voices.allocate(streams)
         for stream in streams:
             self.running.append(stream)
             stream.slot = self._slots.allocate()
-            if stream.adapter and self._adapters is not None:
-                stream.adapter_slot = self._adapters.acquire(stream.adapter)
             stream.phase = Phase.PREFILL
 
     def reserve(self, stream: Stream, positions: int) -> bool:
@@ -213,6 +150,4 @@ class Room:
         self.running.remove(stream)
         self._slots.release(stream.slot)
         self.pages.release(stream.pages)
-        if stream.adapter and self._adapters is not None:
-            self._adapters.release(stream.adapter_slot)
-        stream.slot, stream.pages, stream.adapter_slot = 0, [], -1
+        stream.slot, stream.pages = 0, []

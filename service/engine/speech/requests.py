@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -73,9 +73,9 @@ class SpeechRequests:
         model: SpeechModel,
         scheduler: SpeechScheduler,
         context: WorkerContext,
-        adapters: Collection[str],
+        adapters: Mapping[str, int],
     ) -> None:
-        """adapters: their names."""
+        """adapters: their slots by name."""
         self._name = name
         self._processor = processor
         self._model = model
@@ -124,6 +124,7 @@ class SpeechRequests:
         except InputError as error:
             self.failed.append(Failed(request.request_id, 400, "invalid_value", str(error), error.field))
             return
+        sequence.stream.adapter_slot = self._adapters.get(request.adapter, -1)
         sequence.submitted = self._context.clock()
         refusal = self._scheduler.submit(sequence.stream, sequence.submitted)
         if refusal is None:

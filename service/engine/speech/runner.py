@@ -157,7 +157,6 @@ class SpeechRunner:
         """The codec's streaming state before the current segment, of later segments that may be retried."""
         self.codec = CodecStream(context.device)
         self.bank = None if adapters is None else adapters.bank(context.device, context.dtype)
-        self.adapters = None if adapters is None else adapters.slots(self.bank, self._count_load)
         make = partial(SpeechGraphs, name, model, context, self.state, self.caches, self.buckets, self.solver_steps)
         self._plain = make()
         self._adapted = None if self.bank is None else make(bank=self.bank)
@@ -176,9 +175,6 @@ class SpeechRunner:
     def variants(self) -> list[SpeechGraphs]:
         """The graphs for rows without adapters, and those for rows with adapters if there are any."""
         return [self._plain] if self._adapted is None else [self._plain, self._adapted]
-
-    def _count_load(self) -> None:
-        self._context.observations.count("lora_loads_total", model=self._name)
 
     def _graphs_of(self, slots: np.ndarray) -> SpeechGraphs:
         """slots: those of the adapters, -1 for none. Rows without an adapter run with the others if any row has one."""

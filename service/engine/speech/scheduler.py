@@ -18,7 +18,7 @@ from functools import reduce
 from typing import Literal
 
 from service.engine.core.pages import PagePool
-from service.engine.speech.capacity import AdapterSlots, Room
+from service.engine.speech.capacity import Room
 from service.engine.speech.forecast import Forecast, Policy, Prompts
 from service.engine.speech.stream import Phase, PrefillChunk, PrefillSize, Stream
 
@@ -138,12 +138,10 @@ class Step:
 class SpeechScheduler:
     """Holds every stream of one model from submission to release. forecast: of the same policy."""
 
-    def __init__(
-        self, policy: Policy, forecast: Forecast, pages: PagePool, adapters: AdapterSlots | None = None
-    ) -> None:
+    def __init__(self, policy: Policy, forecast: Forecast, pages: PagePool) -> None:
         self.policy = policy
         self.forecast = forecast
-        self.room = Room(policy.max_streams, pages, adapters)
+        self.room = Room(policy.max_streams, pages)
         self._waiting: list[Stream] = []
         self._prefill_before = 0.0
         """Expected seconds of the step that was launched last if it held prompts, else 0."""
@@ -321,8 +319,7 @@ class SpeechScheduler:
         """Streams with prompt positions to compute, most urgent first.
 
         Waiting streams follow, live ones first, in order of arrival while slots and pages (to the length cap) suffice.
-        A quarter of the slots is reserved for live streams. background: the others go first, up to a quarter. A stream
-        whose adapter finds no slot can be overtaken only by streams without an adapter, so that its turn comes. Idle
+        A quarter of the slots is reserved for live streams. background: the others go first, up to a quarter. Idle
         streams are preempted for those that wait; one that goes on is as urgent as if it had stayed.
         """
         begun = [s for s in self.room.running if s.phase is Phase.PREFILL and not s.paused]
@@ -331,17 +328,12 @@ class SpeechScheduler:
         waiting = sorted(self._waiting, key=lambda s: (s.live == background, s.arrival))
         new: list[Stream] = []
         slots = pages = 0
-        adapters: set[str] = set()
         for stream in waiting:
             self.room.voices.look_up(stream)
             least_slots = slots + (1 if stream.live or background else 1 + quarter)
             least_pages = pages + self.room.pages_for(stream.positions)
             if not self.room.make_room(least_slots, least_pages):
                 break
-            if stream.adapter:
-                adapters.add(stream.adapter)
-                if not self.room.make_adapter_room(adapters):
-                    continue
             slots, pages = slots + 1, least_pages
             if stream.live and stream.playback.started is not None:
                 slacks[stream] = stream.playback.end(start) - start

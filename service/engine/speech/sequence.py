@@ -114,7 +114,6 @@ class SpeechSequence:
             max_patches=self.prompt.max_patches,
             prompt_audio=len(self.prompt.patches),
             playback=Playback(request.speed),
-            adapter=request.adapter,
             voice=voice_pages(self.prompt.token_ids, self._reference, request.adapter, page_size),
             positions=max([self.prompt.positions, *map(self.later_positions, self.segments)]),
         )

@@ -195,7 +195,6 @@ class Stream:
     max_patches: int
     positions: int
     prompt_audio: int = 0
-    adapter: str = ""
     voice: tuple[VoicePage, ...] = ()
     phase: Phase = Phase.WAITING
     slot: int = 0

@@ -109,10 +109,10 @@ class SpeechWorker:
     def allocate(self, num_pages: int) -> None:
         config = self._context.config
         on_gpu = self._context.device.type == "cuda"
-        if self._adapters is not None:
-            self._adapters.read(self._context.dtype, pinned=on_gpu)
         self._pages = PagePool(num_pages, config.page_size)
         self._runner = self._make_runner(num_pages)
+        if self._adapters is not None:
+            self._adapters.load(self._runner.bank)
         policy = Policy(
             buckets=self._buckets,
             max_streams=config.slots,
@@ -125,11 +125,11 @@ class SpeechWorker:
         )
         codec_beside = self._runner.codec.beside
         self._forecast = Forecast(self._costs, self._runner.captured_prefill, policy, codec_beside=codec_beside)
-        self._scheduler = SpeechScheduler(policy, self._forecast, self._pages, self._runner.adapters)
+        self._scheduler = SpeechScheduler(policy, self._forecast, self._pages)
         count = self._context.observations.count
         self._scheduler.room.on_preemption = partial(count, "speech_preemptions_total", model=self.name)
-        names = () if self._adapters is None else self._adapters.files
-        self._requests = SpeechRequests(self.name, self._processor, self._model, self._scheduler, self._context, names)
+        slots = {} if self._adapters is None else self._adapters.slots
+        self._requests = SpeechRequests(self.name, self._processor, self._model, self._scheduler, self._context, slots)
 
     def _make_runner(self, num_pages: int) -> SpeechRunner:
         return SpeechRunner(

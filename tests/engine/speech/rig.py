@@ -56,7 +56,6 @@ class WorkerRig:
         capture_all: bool = False,
         solver_steps: tuple[int, ...] = (),
         lora_voices: str = "",
-        lora_slots: int = 32,
         restarted: bool = False,
         graph_bytes: int = 1 << 30,
         clock: Callable[[], float] = time.monotonic,
@@ -73,7 +72,6 @@ class WorkerRig:
             graphs=graphs,
             solver_steps=solver_steps,
             lora_voices=lora_voices,
-            lora_slots=lora_slots,
             restarted=restarted,
         )
         where = torch.device(device)

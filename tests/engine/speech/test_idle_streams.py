@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from models.voxcpm2.model import VoxCPM2
-from service.engine.core.pages import PagePool
-from service.engine.speech.capacity import AdapterSlots, Room
 from service.engine.speech.scheduler import SpeechScheduler
 from service.engine.speech.stream import Phase, Stream, VoicePage
 from service.link.messages import Abort, SpeechAppend, SpeechRequest
@@ -277,28 +275,3 @@ def test_a_stream_whose_longer_segment_finds_no_pages_is_preempted_once() -> Non
     assert sched.room.preempted == [mine]
     sched.release(mine)
     assert not sched.room.preempted
-
-
-def with_adapters(room: Room, *adapters: str) -> list[Stream]:
-    streams = [dataclasses.replace(stream(f"{index}"), adapter=name) for index, name in enumerate(adapters)]
-    room.admit(streams)
-    return streams
-
-
-def test_nobody_is_preempted_for_an_adapter_that_finds_no_slot_all_the_same() -> None:
-    room = Room(8, PagePool(200, page_size=16), AdapterSlots(2, lambda name, slot: None))
-    mine, _, bela = with_adapters(room, "anna", "anna", "bela")
-    mine.phase = Phase.IDLE
-    assert not room.make_adapter_room({"cleo"}) and mine.phase is Phase.IDLE, "another one speaks with each adapter"
-    bela.phase = Phase.IDLE
-    assert not room.make_adapter_room({"cleo", "dora"}) and bela.phase is Phase.IDLE
-    assert room.make_adapter_room({"anna"}) and bela.phase is Phase.IDLE
-
-
-def test_only_streams_whose_adapter_can_go_make_way_for_another_one() -> None:
-    room = Room(8, PagePool(200, page_size=16), AdapterSlots(2, lambda name, slot: None))
-    mine, _, bela, nobody = with_adapters(room, "anna", "anna", "bela", "")
-    for one, last_launch in ((mine, 1.0), (nobody, 2.0), (bela, 3.0)):
-        one.phase, one.last_launch = Phase.IDLE, last_launch
-    assert room.make_adapter_room({"cleo"})
-    assert (mine.phase, nobody.phase, bela.phase) == (Phase.IDLE, Phase.IDLE, Phase.PREEMPTED)

@@ -11,13 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from models.interfaces.errors import CheckpointError
-from service.engine.core.pages import OutOfPages
-from service.engine.speech.capacity import AdapterSlots
 from service.link.messages import SpeechRequest
 from tests.engine.speech.rig import Heard, WorkerRig
 from tests.engine.speech.test_worker import AUDIO, HIDDEN, TEXTS, request, segment
@@ -89,26 +85,21 @@ def expected(request: pytest.FixtureRequest) -> dict[str, Heard]:
     return merged_alone(request.param)
 
 
-def loads(rig: WorkerRig) -> float:
-    return sum(event.value for event in rig.observations.drain() if event.name == "lora_loads_total")
-
-
 def assert_same(got: Heard, wanted: Heard) -> None:
     np.testing.assert_allclose(np.stack(got.patches), np.stack(wanted.patches), atol=HIDDEN, rtol=0)
     np.testing.assert_allclose(got.audio, wanted.audio, atol=AUDIO, rtol=0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("slots", "graphs"), [(2, True), (3, False)], ids=["2-replayed", "3-eager"])
+@pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
 @pytest.mark.parametrize(
     ("expected", "device"),
     [pytest.param(*param.values * 2, marks=param.marks) for param in DEVICES],
     indirect=["expected"],
 )
 def test_mixed_batches_sound_like_merged_weights_alone(
-    folder: Path, expected: dict[str, Heard], device: str, graphs: bool, slots: int
+    folder: Path, expected: dict[str, Heard], device: str, graphs: bool
 ) -> None:
-    """With two slots for three adapters they take turns."""
     rig = WorkerRig(
         golden.never_stopping(device),
         golden.processor(),
@@ -118,7 +109,6 @@ def test_mixed_batches_sound_like_merged_weights_alone(
         device=device,
         capture_all=True,
         lora_voices=str(folder),
-        lora_slots=slots,
     )
     lot = random.Random(3)
     rig.first_patches_in_rows(lambda: lot.random() < 0.5)
@@ -171,7 +161,6 @@ def test_a_batch_without_adapters_replays_the_graph_of_a_server_without_them(fol
     for graphs in (*adapted.decode.values(), *adapted.others):
         graphs.run = refused  # type: ignore[method-assign]
     assert rig.alone(request("plain")).failed is None
-    assert loads(rig) == 0
 
 
 def test_an_adapter_that_is_not_there(folder: Path) -> None:
@@ -180,68 +169,6 @@ def test_an_adapter_that_is_not_there(folder: Path) -> None:
             request("x", adapter="dora")
         )
         assert failed.failed is not None and failed.failed.status == 404 and failed.failed.code == "voice_not_found"
-
-
-def test_streams_wait_for_a_slot_and_those_without_an_adapter_pass_them(folder: Path) -> None:
-    rig = WorkerRig(
-        golden.never_stopping("cpu"), golden.processor(), max_running=8, lora_voices=str(folder), lora_slots=1
-    )
-    worker = rig.worker
-    first = request("first", segment(TEXTS[0], 8), adapter="anna", live=False)
-    waits = request("waits", segment(TEXTS[0], 3), adapter="bela", live=False)
-    late = request("late", segment(TEXTS[0], 3), adapter="bela", live=False)
-    plain = request("plain", segment(TEXTS[0], 3), live=False)
-    for one in (first, waits, late, plain):
-        worker.submit(one)
-    order: list[str] = []
-    while rig.turn():
-        running = {stream.request_id for stream in worker._scheduler.running}
-        assert len({stream.adapter for stream in worker._scheduler.running} - {""}) <= 1
-        order += sorted(running - set(order))
-    assert order[:2] == ["first", "plain"] and set(order[2:]) == {"waits", "late"}
-    assert all(heard.failed is None for heard in rig.heard.values())
-    assert loads(rig) == 2
-    rig.assert_clean()
-
-
-# Slots
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 4), st.randoms(use_true_random=False))
-def test_slots_hold_what_streams_use(num_slots: int, draw: random.Random) -> None:
-    held: dict[int, str] = {}
-    running: list[tuple[str, int]] = []
-    last_use: list[str] = []
-
-    def load(name: str, slot: int) -> None:
-        in_use = {used for _, used in running}
-        assert slot not in in_use and 0 <= slot < num_slots
-        if slot in held:
-            idle = [other for other in held.values() if other not in {one for one, _ in running}]
-            assert min(idle, key=lambda other: max(i for i, one in enumerate(last_use) if one == other)) == held[slot]
-        held[slot] = name
-
-    slots = AdapterSlots(num_slots, load)
-
-    def fits(name: str) -> bool:
-        return len({one for one, _ in running} | {name}) <= num_slots
-
-    for _ in range(60):
-        name = draw.choice("abcdef")
-        wanted = draw.random() < 0.6
-        if wanted and not fits(name):
-            with pytest.raises(OutOfPages):
-                slots.acquire(name)
-        elif wanted:
-            running.append((name, slots.acquire(name)))
-            last_use.append(name)
-        elif running:
-            name, slot = running.pop(draw.randrange(len(running)))
-            slots.release(slot)
-            last_use.append(name)
-        assert all(held[slot] == name for name, slot in running)
-        assert all((name in slots) == (name in held.values()) for name in "abcdef")
 
 
 # Files
