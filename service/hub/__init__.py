@@ -6,7 +6,6 @@ HF_ENDPOINT, HF_HUB_OFFLINE and the other variables of huggingface_hub apply.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable
@@ -66,8 +65,7 @@ def locate(
     source, _, pinned = model.partition("@")
     if not HUB_ID.fullmatch(source):
         several = "; several models are a list" if len(model.split()) > 1 else ""
-        near = f"; {hint}" if (hint := _near(path)) else ""
-        raise CheckpointError(f"{model or repr(model)}: neither a directory nor a hub id (OWNER/NAME){several}{near}")
+        raise CheckpointError(f"{model or repr(model)}: neither a directory nor a hub id (OWNER/NAME){several}")
     # huggingface_hub takes a while to import, and a local directory does without it.
     from service.hub.download import obtain
 
@@ -76,38 +74,13 @@ def locate(
     except CheckpointError as error:
         if source.startswith(f"{OWNER}/"):
             raise CheckpointError(f"{error}; the embedded models are {' and '.join(_embedded())}") from error
-        if hint := _near(path):  # it may have been meant as a path
-            raise CheckpointError(f"{error}; {hint}") from error
+        if path.parent != Path() and path.parent.is_dir():  # it may have been meant as a path
+            raise CheckpointError(f"{error}; there is no directory {path}") from error
         raise
     return Checkpoint(source, directory, directory.name)
-
-
-def _near(path: Path) -> str:
-    """The first directory of a path that is not there, and what may have been meant. Empty if nothing says that it is
-    a path: not even its first part is there, or close to one that is."""
-    there = near = Path(path.anchor)
-    missing = None
-    for part in path.parts[bool(path.anchor) :]:
-        if missing is None and (there / part).is_dir():
-            there = near = there / part
-            continue
-        missing = missing or there / part
-        close = difflib.get_close_matches(part, _directories(near), 1)
-        if not close:
-            break
-        near /= close[0]
-    meant = f" (did you mean {near}?)" if near != there else ""
-    return f"there is no directory {missing}{meant}" if missing is not None and near.parts else ""
 
 
 def _models_in(path: Path) -> list[str]:
     """Directories of checkpoints inside, also where the hub's cache has them."""
     found = sorted(config for pattern in ("*", "snapshots/*") for config in path.glob(f"{pattern}/config.json"))
     return [str(config.parent) for config in found]
-
-
-def _directories(path: Path) -> list[str]:
-    try:
-        return sorted(entry.name for entry in path.iterdir() if entry.is_dir())
-    except OSError:
-        return []
