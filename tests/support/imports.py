@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,21 +19,37 @@ def modules_of(*packages: str) -> dict[str, Path]:
     return {name.removesuffix(".__init__"): path for path, name in names.items()}
 
 
+class Names(NamedTuple):
+    """What a file imports anywhere, inside functions too, and what its statements define."""
+
+    modules: set[str]
+    members: set[tuple[str, str]]
+    """Modules, and what is imported from them."""
+    defined: set[str]
+
+
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def names_of(path: Path) -> Names:
+    """No tree is kept: hundreds of them would be looked through at each collection of garbage."""
+    names = Names(set(), set(), set())
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.defined.add(name)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.defined.add(node.name)
+            case ast.Import():
+                names.modules.update(alias.name for alias in node.names)
+            case ast.ImportFrom(module=str(module)):
+                names.members.update((module, alias.name) for alias in node.names)
+    return names
 
 
 @cache
 def imported(path: Path) -> set[str]:
-    """Modules, and names in them, that a file imports anywhere, inside functions too."""
-    found: set[str] = set()
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    return found
+    """Modules, and names in them, that a file imports."""
+    modules, members, _ = names_of(path)
+    return modules | {module for module, _ in members} | {f"{module}.{name}" for module, name in members}
 
 
 def edges(modules: Mapping[str, Path]) -> dict[str, set[str]]:
@@ -58,29 +75,14 @@ def within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 
-def defined(tree: ast.Module) -> set[str]:
-    """Names that the statements of a module define, its imports aside."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                names.add(node.name)
-            case ast.Name(id=name, ctx=ast.Store()):
-                names.add(name)
-    return names
-
-
 def imported_from_elsewhere(modules: Mapping[str, Path]) -> set[str]:
     """Names that are imported from a module that has only imported them itself."""
-    trees = {module: parsed(path) for module, path in modules.items()}
-    names = {module: defined(tree) for module, tree in trees.items()}
+    names = {module: names_of(path) for module, path in modules.items()}
     return {
-        f"{module}: {node.module}.{alias.name}"
-        for module, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module in modules
-        for alias in node.names
-        if alias.name not in names[node.module] and f"{node.module}.{alias.name}" not in modules
+        f"{user}: {module}.{name}"
+        for user in modules
+        for module, name in names[user].members
+        if module in modules and name not in names[module].defined and f"{module}.{name}" not in modules
     }
 
 
