@@ -134,7 +134,7 @@ def _hold(module: nn.Module, scheme_of: Callable[[str], Scheme | None]) -> list[
             for own in ("gate_up", "down"):
                 scheme = scheme_of(f"{prefix}.{own}")
                 shape = getattr(owner, own).shape
-                if scheme is not None and scheme.fits(*shape[1:]):
+                if scheme is not None and not scheme.ordered and scheme.fits(*shape[1:]):
                     delattr(owner, own)
                     setattr(owner, own, QuantizedWeight(*shape, scheme=scheme))
                     made.append((f"{prefix}.{own}", getattr(owner, own)))
@@ -169,7 +169,6 @@ def _hold_as_published(
         if scheme is not None and scheme.ordered:
             first, *others = (quantized.order_of(name) for name in names)
             assert first is not None
-            # A stack of experts has one order as well.
             if not all(other is not None and torch.equal(first, other) for other in others):
                 return None
         return scheme
@@ -249,21 +248,37 @@ def _extremes(values: Tensor) -> Tensor:
 
 
 def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Replaces the meta parameters of `module` with uninitialised ones on `device` in `dtype`, and moves its
-    buffers."""
+    """Replaces the meta parameters of `module` with uninitialised ones on `device` in `dtype`, and moves its buffers.
+    CheckpointError if a GPU has no room for them."""
+    kinds = {
+        (owner, name): _kind_of(owner, name, dtype)
+        for owner in module.modules()
+        for name, _ in owner.named_parameters(recurse=False)
+    }
+    if device.type == "cuda":
+        needed = sum(getattr(owner, name).numel() * kind.itemsize for (owner, name), kind in kinds.items())
+        free, total = (size / 2**30 for size in torch.cuda.mem_get_info(device))
+        if needed / 2**30 > free:
+            raise CheckpointError(
+                f"weights of {needed / 2**30:.1f} GiB do not fit: {free:.1f} of the GPU's {total:.1f} GiB are free"
+            )
+    for (owner, name), kind in kinds.items():
+        parameter = getattr(owner, name)
+        # Strides are kept: some weights have the memory layout that their GEMM reads.
+        values = torch.empty_strided(parameter.shape, parameter.stride(), device=device, dtype=kind)
+        setattr(owner, name, nn.Parameter(values, requires_grad=False))
     for owner in module.modules():
-        float32: frozenset[str] = getattr(owner, "float32_parameters", frozenset())
-        for name, parameter in owner.named_parameters(recurse=False):
-            chosen = torch.float32 if name in float32 else dtype
-            if isinstance(owner, QuantizedWeight):
-                chosen = parameter.dtype
-            # Strides are kept: some weights have the memory layout that their GEMM reads.
-            values = torch.empty_strided(parameter.shape, parameter.stride(), device=device, dtype=chosen)
-            setattr(owner, name, nn.Parameter(values, requires_grad=False))
         for name, buffer in owner.named_buffers(recurse=False):
             if buffer.is_meta:
                 raise CheckpointError(f"buffer {name} of {type(owner).__name__} holds no values: build it on the CPU")
             setattr(owner, name, buffer.to(device))
+
+
+def _kind_of(owner: nn.Module, name: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a parameter in a model of `dtype`."""
+    if isinstance(owner, QuantizedWeight):
+        return getattr(owner, name).dtype
+    return torch.float32 if name in getattr(owner, "float32_parameters", ()) else dtype
 
 
 def fill_random(module: nn.Module, seed: int) -> None:

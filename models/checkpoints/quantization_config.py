@@ -7,13 +7,14 @@ Torch-free. Which layers are quantised, their bits and their groups are read fro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from models.interfaces.errors import CheckpointError
 
 _HOSTED = "hosted are AWQ (gemm), GPTQ, compressed-tensors (pack-quantized, float-quantized) and FP8 (e4m3)"
-_COMPRESSED = ("pack-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+_PACKED = ("pack-quantized", "mixed-precision")
+_FLOATS = (*_PACKED, "float-quantized", "naive-quantized")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ def quantization_of(config: Mapping[str, Any]) -> QuantizationConfig | None:
                     raise CheckpointError(f"{prefix}{name}{method}: {error}") from error
     if len(set(found)) > 1:
         raise CheckpointError("quantization_config: several sections with different formats are not hosted")
+    experts = any(section.get(name) for section in sections.values() for name in ("num_experts", "n_routed_experts"))
+    if found and found[0].reordered and experts:
+        raise CheckpointError("quantization_config: experts whose inputs are reordered (desc_act) are not hosted")
     return found[0] if found else None
 
 
@@ -95,6 +99,8 @@ def _awq(given: Mapping[str, Any]) -> QuantizationConfig:
 def _gptq(given: Mapping[str, Any]) -> QuantizationConfig:
     bits = _require(given, "bits", 4, 8)
     version = _require(given, "checkpoint_format", "gptq", "gptq_v2", default="gptq")
+    _require(given, "pack_dtype", "int32", default="int32")
+    _require(given, "is_marlin_format", False, default=False)
     symmetric = bool(given.get("sym", True))
     group, reordered = _group(given.get("group_size")), bool(given.get("desc_act"))
     offset = 1 if version == "gptq" else 0
@@ -111,9 +117,9 @@ def _compressed(given: Mapping[str, Any]) -> QuantizationConfig:
     groups = given.get("config_groups") or {}
     found = []
     for name, group in groups.items():
-        _require({"format": group.get("format") or given.get("format")}, "format", *_COMPRESSED)
         weights = group.get("weights") or {}
         floats = _require(weights, "type", "int", "float", default="int") == "float"
+        _require({"format": group.get("format") or given.get("format")}, "format", *(_FLOATS if floats else _PACKED))
         try:
             bits = _require(weights, "num_bits", *((8,) if floats else (4, 8)))
             by = _require(weights, "strategy", *(("tensor", "channel", "block") if floats else ("channel", "group")))
@@ -121,14 +127,26 @@ def _compressed(given: Mapping[str, Any]) -> QuantizationConfig:
             raise CheckpointError(f"config_groups.{name}.weights: {error}") from error
         size = _group(weights.get("group_size")) if by == "group" else 0
         block = _block(weights.get("block_structure")) if by == "block" else (128, 128)
-        group = block[1] if by == "block" else size
-        symmetric = bool(weights.get("symmetric", True))
-        found.append(QuantizationConfig("compressed-tensors", bits, floats, group, symmetric, block=block))
+        found.append(
+            QuantizationConfig(
+                "compressed-tensors",
+                bits,
+                floats,
+                block[1] if by == "block" else size,
+                bool(weights.get("symmetric", True)),
+                block=block,
+                reordered=weights.get("actorder") in (True, "group", "dynamic"),
+            )
+        )
     if not found:
         raise CheckpointError("config_groups is missing")
     if len({made.block for made in found}) > 1:
         raise CheckpointError("config_groups with different block_structure are not hosted")
-    return found[0]
+    return replace(
+        found[0],
+        symmetric=any(made.symmetric for made in found),
+        reordered=any(made.reordered for made in found),
+    )
 
 
 def _fp8(given: Mapping[str, Any]) -> QuantizationConfig:

@@ -108,7 +108,10 @@ class QuantizedTensors:
         assert self._config is not None
         if layer.codes is None:
             raise CheckpointError(f"{self._directory}: unexpected tensors: {listed(list(layer.names.values()))}")
-        for suffix in _NEEDED[self._config.method]:
+        needed = _NEEDED[self._config.method]
+        if self._config.method == "compressed-tensors" and not self._config.symmetric:
+            needed = (*needed, ".weight_zero_point")
+        for suffix in needed:
             if _PARTS[suffix] not in layer.beside:
                 stem = layer.codes.name.rpartition(".")[0] if suffix[0] == "." else layer.codes.name
                 raise CheckpointError(f"{layer.codes.file}: missing tensor: {stem}{suffix}")
@@ -201,7 +204,9 @@ class QuantizedTensors:
         if layer.codes is not None and layer.codes.dtype == _E4M3:
             return self._e4m3_block(layer)[1]
         count = scale.shape[0 if self._config.method in ("awq", "gptq") else -1]
-        return count, -(-inputs // count)
+        group = self._config.group
+        # The last group may be shorter. Some layers may have groups of their own.
+        return count, group if group and -(-inputs // group) == count else -(-inputs // count)
 
     def _e4m3_block(self, layer: _Layer) -> tuple[tuple[int, int], tuple[int, int]]:
         """Block of codes in e4m3, and its number of groups and their inputs."""

@@ -170,7 +170,7 @@ def grouped_linear(x: Tensor, stack: Weight, ends: Tensor) -> Tensor:
     return F.grouped_mm(x, stack.transpose(1, 2), offs=ends)
 
 
-@op(cuda="models.layers.kernels.moe:grouped_codes", takes=lambda x, stack, _: stack.order is None)
+@op(cuda="models.layers.kernels.moe:grouped_codes")
 def grouped_codes(x: Tensor, stack: QuantizedWeight, ends: Tensor) -> Tensor:
     """grouped_linear of a stack that is held as codes."""
     experts = torch.searchsorted(ends, torch.arange(x.shape[0], device=x.device, dtype=ends.dtype), right=True)

@@ -13,12 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmarks.checkpoints.quantised import quantised
 from models.checkpoints import weight_files
 from models.checkpoints.quantized import QuantizedTensors
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.errors import CheckpointError
 from models.layers.kernels import gemm
 from models.layers.quantized import Codes, QuantizedWeight, packed, unpacked
+from service.hub import EMBEDDED
 from tests.support.chat_golden import generate, golden_prompt, largest_difference
 from tests.support.golden import GOLDEN, copy_checkpoint, inputs, prompts, read_json
 from tests.support.inference import no_gradients as no_gradients
@@ -183,6 +185,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "awq", "bits": 3}, "bits 3 is not hosted"),
     ({"quant_method": "gptq", "bits": 2}, "bits 2 is not hosted"),
     ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
+    ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "is_marlin_format True"),
+    ({"quant_method": "gptq", "bits": 4, "pack_dtype": "int8"}, "pack_dtype 'int8'"),
     ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not hosted; hosted are AWQ"),
     ({"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"}, "'auto-round' is not hosted"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),
@@ -191,7 +195,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "compressed-tensors", "transform_config": {"a": 1}}, "transform_config"),
     *(
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {"format": name, "weights": {}}}}, name)
-        for name in ("nvfp4-pack-quantized", "marlin-24", "int-quantized")
+        for name in ("nvfp4-pack-quantized", "marlin-24", "int-quantized", "naive-quantized")
     ),
     (
         {
@@ -212,14 +216,42 @@ def test_other_formats_are_refused_by_name(tmp_path: Path) -> None:
         (directory / "config.json").write_text(json.dumps({**config, "quantization_config": given}))
         with pytest.raises(CheckpointError, match=message):
             family_of(directory)
+    directory = copy_checkpoint(FIXTURES / "moe_ct_w4a16_g32_asym", tmp_path / "experts")
+    mixture = read_json(directory, "config.json")
+    group = {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "actorder": "group"}}
+    for given in (
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True},
+        {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": group}},
+    ):
+        (directory / "config.json").write_text(json.dumps({**mixture, "quantization_config": given}))
+        with pytest.raises(CheckpointError, match="experts whose inputs are reordered"):
+            family_of(directory)
+
+
+def test_several_formats_are_refused(tmp_path: Path) -> None:
+    directory = copy_checkpoint(FIXTURES / "awq", tmp_path / "refused")
+    config = read_json(directory, "config.json")
     other = {"text_config": {"quantization_config": {"quant_method": "gptq", "bits": 4}}}
     (directory / "config.json").write_text(json.dumps({**config, **other}))
     with pytest.raises(CheckpointError, match="several sections"):
         family_of(directory)
 
 
+def test_the_last_group_may_be_shorter(tmp_path: Path) -> None:
+    """192 inputs in groups of 128, with g_idx and without."""
+    made = quantised(EMBEDDED / "qwen2_vl", tmp_path / "made", "gptq")
+    _, expected = quantized(made)
+    tensors = load_file(made / "model.safetensors")
+    kept = {key: value for key, value in tensors.items() if not key.endswith(".g_idx")}
+    save_file(kept, made / "model.safetensors")
+    _, found = quantized(made)
+    assert len(kept) < len(tensors) and found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
 DAMAGED = {
     "awq": (".qzeros", "missing tensor: {}"),
+    "moe_ct_w4a16_g32_asym": (".weight_zero_point", "missing tensor: {}"),
     "gptq_v1_desc_act": (".scales", "missing tensor: {}"),
     "ct_w4a16_g32_asym": (".weight_packed", r"unexpected tensors: .*weight_scale"),
     "ct_fp8_dynamic": (".weight_scale", "missing tensor: {}"),
