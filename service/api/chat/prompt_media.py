@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from PIL import Image
@@ -19,6 +20,8 @@ from service.api.context import ServerContext
 from service.api.http.admission import Decoding, Ticket
 from service.api.http.errors import ApiError, bad_request, naming
 from service.api.tracing import phase
+from service.media.loader import is_frame_list
+from service.settings.settings import Settings
 
 DEFAULT_FRAME_LIST_FPS = 2.0
 MAX_FPS = 30.0
@@ -27,19 +30,21 @@ MAX_FPS = 30.0
 @dataclass(frozen=True)
 class VideoSampling:
     """The request's choice of a video's frames; `field` is the path of the object that has it. fps: frames per second
-    to use, or the rate of a frame list. num_frames: number of frames to use, evenly spread. max_frames: limit.
+    to use, or the rate of a frame list. num_frames: number of frames to use, evenly spread. max_frames: limit. times:
+    seconds of the frames of a list.
     """
 
     field: str
     fps: float | None = None
     num_frames: int | None = None
     max_frames: int | None = None
+    times: tuple[float, ...] | None = None
 
     @property
     def says_something(self) -> bool:
-        return any(value is not None for value in (self.fps, self.num_frames, self.max_frames))
+        return any(value is not None for value in (self.fps, self.num_frames, self.max_frames, self.times))
 
-    def check(self, share: int) -> None:
+    def check(self, url: str, settings: Settings, share: int) -> None:
         """ApiError 400 names the field that does not fit. share: frames that each video of the request may have."""
         if self.fps is not None and self.fps > MAX_FPS:
             self._refuse("fps", f"too high: {self.fps:g} given, at most {MAX_FPS:g} allowed.")
@@ -52,6 +57,19 @@ class VideoSampling:
                     name,
                     f"too many frames: {count} given, at most {share} allowed for each video of this request.",
                 )
+        if self.times is not None:
+            self._check_times(self.times, url)
+
+    def _check_times(self, times: tuple[float, ...], url: str) -> None:
+        if not is_frame_list(url):
+            self._refuse("times", "only for lists of frames (data:video/jpeg); a video file has its own.")
+        if self.fps is not None:
+            self._refuse("times", "excludes fps: give one of them.")
+        if any(later < earlier for earlier, later in pairwise(times)):
+            self._refuse("times", "must be in ascending order.")
+        frames = url.count(",")  # one behind each comma
+        if len(times) != frames:
+            self._refuse("times", f"{len(times)} given for {frames} frames; each frame has one.")
 
     def _refuse(self, name: str, problem: str) -> None:
         field = f"{self.field}.{name}" if self.field else name
@@ -76,7 +94,10 @@ class VideoSampling:
 
 def stated(options: MediaUrl | ContentPart | VideoOptions, field: str) -> VideoSampling:
     """The choice in the object at `field`."""
-    return VideoSampling(field, options.fps, options.num_frames, options.max_frames)
+    times = getattr(options, "times", None)
+    return VideoSampling(
+        field, options.fps, options.num_frames, options.max_frames, None if times is None else tuple(times)
+    )
 
 
 def of_all_videos(body: ChatRequestBody) -> VideoSampling:
@@ -195,7 +216,7 @@ class PromptMedia:
 
     async def _load_video(self, reference: MediaReference, decoding: Decoding) -> MediaItem:
         sampling, share = reference.sampling, self._frame_share
-        sampling.check(share)
+        sampling.check(reference.media.url, self.context.settings, share)
         max_frames, max_pixels = sampling.max_frames or share, self._pixel_share
         began = time.monotonic()
 
@@ -216,6 +237,7 @@ class PromptMedia:
             choose,
             prepare,
             frame_list_fps=sampling.list_fps,
+            frame_list_times=sampling.times,
             field=reference.field,
             budget=self.budget,
             charge=decoding.take,

@@ -276,15 +276,17 @@ class ToolCallEntry(msgspec.Struct, frozen=True):
 
 Fps = Annotated[float, Meta(ge=1e-4)]
 Frames = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Times = Annotated[list[Annotated[float, Meta(ge=0, le=1e8)]], Meta(min_length=1)]
 PixelBound = Annotated[Any, Meta(description="not supported: use detail for pictures, fps and max_frames for videos")]
 
 
 class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """fps, num_frames, max_frames: how a video is sampled."""
+    """fps, num_frames, max_frames: how a video is sampled. times: seconds of each frame of a list."""
 
     fps: Fps | None = None
     num_frames: Frames | None = None
     max_frames: Frames | None = None
+    times: Times | None = None
     min_pixels: PixelBound = None
     max_pixels: PixelBound = None
     total_pixels: PixelBound = None

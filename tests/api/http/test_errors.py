@@ -98,6 +98,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (video(frame_list(2), fps=0), "messages[0].content[0].video_url.fps"),
     (video(frame_list(2), fps=1e-300), "messages[0].content[0].video_url.fps"),
     (video(frame_list(2), fps=0.0002), VIDEO_AT),
+    (video(frame_list(2), times=[0, 1e9]), "messages[0].content[0].video_url.times[1]"),
     (video(frame_list(2), max_frames=10**6), "messages[0].content[0].video_url.max_frames"),
     (
         parts({"type": "image_url", "image_url": {"url": picture(), "max_pixels": 3136}}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -274,6 +275,7 @@ TIMES: list[tuple[dict[str, Any], list[str]]] = [
     (video_part(**FILE, num_frames=6), ["0.4", "1.9", "3.4"]),
     (video_part(**FILE, max_frames=4), ["0.6", "3.2"]),
     (frame_list_part([jpeg()] * 6, fps=4.0), ["0.1", "0.6", "1.1"]),
+    (frame_list_part([jpeg()] * 5, times=[0, 1, 10, 30.5, 60]), ["0.5", "20.2", "60.0"]),
     (frame_list_part([jpeg()] * 6, fps=4.0, max_frames=4), ["0.2", "1.0"]),
 ]
 
@@ -295,9 +297,11 @@ def ask_about(client: OpenAI, part: dict[str, Any], **fields: Any) -> Answer:
 
 
 @cache
-def right_answer(fps: float) -> str:
+def right_answer(fps: float, times: tuple[float, ...] | None = None) -> str:
     """Without server and engine."""
     clip = golden_video(QWEN2_5.directory, FRAMES, fps=fps)
+    if times is not None:
+        clip = replace(clip, times=times, times_given=True)
     content = (ContentPart(item=0), ContentPart(text=QUESTION))
     processor = served(QWEN2_5)
     prompt = prompt_of(processor, [ChatMessage("user", content)], [processor.video(clip)])
@@ -305,16 +309,19 @@ def right_answer(fps: float) -> str:
 
 
 def test_the_rate_of_a_frame_list_is_seen_in_the_answer(client: OpenAI) -> None:
-    """Inside the part's object, beside it, for all media, for the processor; the nearest one counts."""
+    """Inside the part's object, beside it, for all media, for the processor, as times; the nearest one counts."""
     for inside, beside, request in (
         ({"fps": 0.5}, {}, {}),
         ({}, {"fps": 0.5}, {}),
         ({}, {}, {"media_io_kwargs": {"video": {"fps": 0.5}}}),
         ({}, {}, {"mm_processor_kwargs": {"fps": 0.5}}),
         ({"fps": 0.5}, {"fps": 9}, {"media_io_kwargs": {"video": {"fps": 7}}}),
+        ({"times": [30 + 2 * index for index in range(len(FRAMES))]}, {}, {}),
     ):
         assert ask_about(client, frame_list(**inside) | beside, **request).content == right_answer(0.5)
     assert ask_about(client, frame_list()).content == right_answer(2.0) != right_answer(0.5)
+    times = tuple(float(index**2) for index in range(len(FRAMES)))
+    assert ask_about(client, frame_list(times=times)).content == right_answer(1.0, times) != right_answer(1.0)
 
 
 URL = "messages[0].content[0].video_url"
@@ -325,6 +332,10 @@ URL = "messages[0].content[0].video_url"
     [
         ({"fps": 1, "num_frames": 4}, {}, f"{URL}.num_frames", "excludes fps"),
         ({"num_frames": 10**6}, {}, f"{URL}.num_frames", "at most 768 allowed"),
+        ({"times": [3, 2, 1]}, {}, f"{URL}.times", "ascending"),
+        ({"times": [1, 2], "fps": 1}, {}, f"{URL}.times", "excludes fps"),
+        ({"times": [0.5]}, {}, f"{URL}.times", "1 given for"),
+        ({"times": []}, {}, f"{URL}.times", "at least 1 item"),
         ({}, {"media_io_kwargs": {"video": {"fps": 1000}}}, "media_io_kwargs.video.fps", "at most 30 allowed"),
         ({}, {"mm_processor_kwargs": {"max_pixels": 9}}, "mm_processor_kwargs.max_pixels", "not supported"),
         ({}, {"mm_processor_kwargs": {"downsample_mode": "4x"}}, "mm_processor_kwargs.downsample_mode", "no modes"),
