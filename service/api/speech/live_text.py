@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,17 +19,15 @@ from service.api.spoken_text.passages import PassageReader
 from service.api.spoken_text.text_splitting import Granularity, TextSplitter
 from service.link.messages import SpeechAppend, SpeechSegment
 
-SSML = re.compile(r"\s*(?:<\?xml[^<>?]{0,200}\?>\s*)?<(?:!DOCTYPE )?speak[\s/>]")
-
 
 class ScriptReader:
-    """Read a text in chunks; the segments do not depend on how it is cut. first: granularity of the first
-    segment, if it differs, so that the first audio is ready sooner."""
+    """Read a text in chunks; the segments do not depend on how it is cut. ssml: a text that begins with <speak> is
+    SSML. first: granularity of the first segment, if it differs, so that the first audio is ready sooner."""
 
-    def __init__(self, job: SpeechJob, *, first: Granularity | None = None) -> None:
+    def __init__(self, job: SpeechJob, *, ssml: bool = True, first: Granularity | None = None) -> None:
         self.speakable = False
         """Whether the last chunk had something to speak, even if its segment is not complete."""
-        self._passages = PassageReader()
+        self._passages = PassageReader(ssml=ssml)
         self._lexicon = LexiconFilter(*job.lexicons) if job.lexicons else None
         normaliser = TextNormaliser() if job.normalised else None
         self._filters = [step for step in (self._lexicon, normaliser) if step is not None]
@@ -38,7 +35,7 @@ class ScriptReader:
 
     @property
     def error(self) -> InputError | None:
-        """The first pause of the last chunk that could not be read; the text continues after it."""
+        """What could not be read of the last chunk; text continues after it, SSML does not."""
         return self._passages.error
 
     @property
@@ -67,8 +64,6 @@ class ScriptReader:
 
 def read_script(job: SpeechJob, text: str) -> Script:
     """Read a whole text. InputError names what does not fit."""
-    if SSML.match(text):
-        raise InputError("input", "SSML is not supported: write the text, with pauses as [pause:1.5s]")
     reader, script = ScriptReader(job), Script()
     for part in reader.feed(text, final=True):
         script.add(part)
@@ -93,7 +88,7 @@ class LiveText:
     """One text, written in chunks, to be closed in any case.
 
     arrival: time.monotonic() from which its first audio is awaited; None: when its first segment is complete. number:
-    counts the texts of a job. live: somebody listens while it is spoken. first: of ScriptReader.
+    counts the texts of a job. live: somebody listens while it is spoken. ssml, first: of ScriptReader.
     """
 
     context: ServerContext
@@ -102,6 +97,7 @@ class LiveText:
     live: bool = True
     arrival: float | None = None
     first: Granularity | None = None
+    ssml: bool = False
     feed: asyncio.Future[AudioFeed | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Done with the first segment; None when the text ends without one."""
     complete: bool = False
@@ -119,7 +115,7 @@ class LiveText:
     _ended: bool = False
 
     def __post_init__(self) -> None:
-        self._reader = ScriptReader(self.job, first=self.first)
+        self._reader = ScriptReader(self.job, ssml=self.ssml, first=self.first)
 
     async def write(self, text: str, *, last: bool, pause: bool = False) -> None:
         """Add text. pause: something else follows before more text, so a segment ends here. InputError if a segment

@@ -76,9 +76,9 @@ class SpeechOptions(VoiceOptions, frozen=True, kw_only=True):
 
 
 class SpeechRequestBody(SpeechOptions, frozen=True, kw_only=True):
-    """input: text, with pauses written as [pause:1.5s]. stream: false returns the complete file, at a lower priority
-    than streams. timestamp_granularities: with stream_format: sse, an event for each segment, with its words if "word"
-    is among them."""
+    """input: text, with pauses written as [pause:1.5s], or SSML that begins with <speak>. stream: false returns the
+    complete file, at a lower priority than streams. timestamp_granularities: with stream_format: sse, an event for each
+    segment, with its words if "word" is among them."""
 
     input: str
     timestamp_granularities: Granularities | None = None

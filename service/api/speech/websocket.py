@@ -244,7 +244,7 @@ class Utterance:
         self._context = context
         self._socket = socket
         self._job = job
-        self._text = LiveText(context, job, number=number, arrival=arrival)
+        self._text = LiveText(context, job, number=number, arrival=arrival, ssml=True)
         self._script = self._text.script
         followed = Captions(job, self._script.lines, captions, AudioSegment) if captions else None
         self._delivery = Delivery(context, job, live=True, arrival=arrival, captions=followed)

@@ -55,12 +55,12 @@ def test_lexicon_then_numbers() -> None:
     assert lines("PG", lexicons=(Lexicon(entries),), normalised=False) == ["p g 13"]
 
 
-@pytest.mark.parametrize(
-    "text", ["<speak>Hi.</speak>", ' \n<?xml version="1.0"?>\n<speak version="1.1">Hi', "<!DOCTYPE speak []><speak>Hi"]
-)
-def test_ssml_is_refused_by_name(text: str) -> None:
-    with pytest.raises(InputError, match="SSML is not supported"):
-        script(text)
+def test_ssml_is_spoken_without_its_tags() -> None:
+    text = "<speak>The <sub alias='World Health Organization'>WHO</sub> says:<break time='1s'/>wash &amp; dry.</speak>"
+    assert [(line.text, line.pause) for line in script(text).lines] == [
+        ("The World Health Organization says:", 0.0),
+        ("wash and dry.", 1.0),
+    ]
 
 
 def test_pauses_lie_between_what_is_spoken() -> None:
@@ -92,6 +92,11 @@ CUT = [
     "**[pause:250ms]** a [b] [p] [pause] c [",
     "# [pause:1s] Title\n\n- [x](y)[pause:2s]",
     "<b>bold</b> < 5 <!-- gone --> <speak>no SSML here",
+    "<speak>Hi.</speak>",
+    " \n<?xml version='1.0'?>\n<speak>Ready?<break time='500ms'/>Go to <sub alias=\"gate > seven\">G7</sub>.</speak>",
+    "<speak>A &amp; B &#8364;5<!-- a > b --> <p><s>One.</s><s>Two.</s></p></speak>\n",
+    "<speak>The <sub alias='World Health Organization'>WHO</sub> says: 5 kg.<break time='1s'/>wash &amp; dry.</speak>",
+    "<speak>这是<sub alias='万维网'>W3C</sub>。<break strength='weak'/></speak>",
     "<speaker>no SSML</speaker>",
     "<?xml but no speak",
 ]
@@ -130,6 +135,7 @@ def test_however_a_text_is_cut_it_is_the_same_script(text: str, cuts: list[int],
     [
         ("First of all we paid $5, then Dr. Lee left. And on", ["$5, the", "left. An"]),
         ("One.[pause:1s] Two three, four. Five", ["[pause:1s] ", "four. Fiv"]),
+        ("<speak>Is it 5 kg?<break/>Yes, it is. So</speak>", ["<break/>", "is. So"]),
         ("今天是2026年11月22日，我们去公园吧。好", ["日，我", "吧。好"]),
     ],
 )

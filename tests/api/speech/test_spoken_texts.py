@@ -218,6 +218,14 @@ def test_a_long_pause_comes_in_pieces(talking: RunningServer) -> None:
     assert max(sizes) <= 2 * RATE
 
 
+def test_ssml_is_spoken(talking: RunningServer, talker: FakeTalker) -> None:
+    text = '<speak>The <sub alias="World Health Organization">WHO</sub>.<break time="400ms"/>B2 &lt; nginx</speak>'
+    audio, segments, _ = captioned(talking, text)
+    assert spoken(talker) == ["The World Health Organization.", "B2 less than engine x"]
+    assert [segment["text"] for segment in segments] == spoken(talker)
+    assert len(audio) == 2 * PATCH + round(0.4 * RATE)
+
+
 def test_the_lexicon_of_a_request_is_before_that_of_the_server(talking: RunningServer, talker: FakeTalker) -> None:
     speak(talking, "nginx GIFs GIF gif.", lexicon={"nginx": "n g i n x", "gif": "graphics"})
     assert spoken(talker) == ["n g i n x GIFs graphics graphics."]
@@ -243,7 +251,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": "One." + "[pause:10s]" * 13}, "input", "120 s"),
     ({"input": "One. [pause:long] Two."}, "input", "[pause:1.5s]"),
     ({"input": "[pause:1s]"}, "input", "nothing to speak"),
-    ({"input": "<speak><emphasis>x</emphasis></speak>"}, "input", "SSML is not supported"),
+    ({"input": "<speak><emphasis>x</emphasis></speak>"}, "input", "<emphasis> is not supported"),
+    ({"input": "<speak>&xxe;</speak>"}, "input", "undefined entity"),
     ({"lexicon": {f"w{n}": "x" for n in range(101)}}, "lexicon", "100"),
     ({"lexicon": {"x" * 65: "y"}}, "lexicon", "64"),
     ({"lexicon": {"x": "y" * 201}}, "lexicon", "200"),
@@ -415,6 +424,9 @@ def test_what_does_not_fit_is_named_and_the_rest_spoken(talking: RunningServer) 
     received = written(talking, "One.[pause:20s] Two. ", "Three.", split_granularity="sentence")
     assert "at most 10 s" in of_type(received, "error")[0]["message"]
     assert [start["sentence_text"] for start in of_type(received, "audio.start")] == ["One.", "Two.", "Three."]
+    received = written(talking, "<speak>One.<break/>", "Two.<voice/> Three.</speak>")
+    assert "<voice> is not supported" in of_type(received, "error")[0]["message"]
+    assert of_type(received, "audio.start")[0]["sentence_text"] == "One."
     assert received[-1]["type"] == "session.done"
 
 

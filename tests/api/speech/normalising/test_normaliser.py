@@ -20,7 +20,7 @@ from service.api.spoken_text.tables import Rule
 
 
 def spoken(text: str, size: int) -> str:
-    passages, normaliser = PassageReader(), TextNormaliser()
+    passages, normaliser = PassageReader(ssml=False), TextNormaliser()
     said = ""
     for at in range(0, len(text), size):
         parts = passages.feed(text[at : at + size], final=at + size >= len(text))

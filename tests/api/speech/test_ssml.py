@@ -1,0 +1,249 @@
+"""Pauses and SSML in the input: what is said, what is written, where silence lies, and what is refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.interfaces.errors import InputError
+from service.api.spoken_text.passages import MAX_PAUSE, MAX_PAUSES, PassageReader, is_ssml, may_be_ssml
+
+Spoken = list[tuple[float, str]]
+
+
+def read(text: str) -> list[str | float]:
+    """The whole text; InputError for what cannot be read."""
+    reader = PassageReader(ssml=True)
+    parts = reader.feed(text, final=True)
+    if reader.error is not None:
+        raise reader.error
+    return parts
+
+
+def spoken(text: str) -> Spoken:
+    """(pause, what is said) of each passage; runs of spaces as one."""
+    passages: list[tuple[float, list[str]]] = [(0.0, [])]
+    for part in read(text):
+        if isinstance(part, float):
+            passages.append((part, []))
+        else:
+            passages[-1][1].append(part)
+    return [(pause, " ".join("".join(said).split())) for pause, said in passages]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("One.", [(0, "One.")]),
+        ("One. [pause:1.5s] Two.", [(0, "One."), (1.5, "Two.")]),
+        ("One. [PAUSE: 300ms ]Two.[pause:.25s]", [(0, "One."), (0.3, "Two."), (0.25, "")]),
+        ("[pause:2s]One.[pause:0s]Two.", [(0, ""), (2, "One.Two.")]),
+        ("**One.** [pause:1s] `code` [link](x)", [(0, "One."), (1, "code link")]),
+        ("An [aside] and [pause 1s].", [(0, "An [aside] and [pause 1s].")]),
+    ],
+)
+def test_pauses_are_marks_in_a_text(text: str, expected: Spoken) -> None:
+    assert spoken(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("inner", "expected"),
+    [
+        ("One &lt; two &amp; &#65;&#x42;.", [(0, "One < two & AB.")]),
+        ("One.<break/>Two.", [(0, "One."), (0.75, "Two.")]),
+        ('One.<break time="1.5s"/>Two.', [(0, "One."), (1.5, "Two.")]),
+        ("One.<break strength='x-strong' ></break>Two.", [(0, "One."), (1.25, "Two.")]),
+        ('One,<break strength="none"/> two.', [(0, "One, two.")]),
+        ('One.<break time="200ms" strength="strong"/>Two.', [(0, "One."), (0.2, "Two.")]),
+        ('The <sub alias="World Wide &quot;Web&quot;">WWW</sub>.', [(0, 'The World Wide "Web".')]),
+        ("<p><s>One</s><s>Two</s></p><!-- <not> & read -->", [(0, "One Two")]),
+        ("**kept** [pause:1s]", [(0, "**kept** [pause:1s]")]),
+    ],
+)
+def test_ssml(inner: str, expected: Spoken) -> None:
+    for begin in ("<speak>", ' \n<?xml version="1.0"?>\n<speak version="1.1" xmlns="http://x" xml:lang="en-US">'):
+        assert spoken(f"{begin}{inner}</speak>\n") == expected
+
+
+def test_paragraphs_and_sentences_end_where_blank_lines_do() -> None:
+    assert "".join(map(str, read("<speak><p>One</p><p>Two</p></speak>"))) == "\n\nOne\n\n\n\nTwo\n\n"
+
+
+@pytest.mark.parametrize("text", ["<speaker>", "x <speak>", "<speak", "<SPEAK>", "", "<speaking/>"])
+def test_other_texts_are_no_ssml(text: str) -> None:
+    assert not is_ssml(text)
+
+
+BILLION_LAUGHS = '<?xml version="1.0"?><!DOCTYPE lolz [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]><speak>&b;</speak>'
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("<speak><prosody rate='slow'>x</prosody></speak>", "<prosody> is not supported"),
+        ("<speak><audio src='file:///etc/passwd'/></speak>", "<audio> is not supported"),
+        ("<speak><break pitch='x'/></speak>", "attribute pitch of <break>"),
+        ("<speak><break time='1s' time='2s'/></speak>", "duplicate attribute"),
+        ("<speak><break time='soon'/></speak>", "time of <break>"),
+        ("<speak><break time='-1s'/></speak>", "time of <break>"),
+        ("<speak><break time='11s'/></speak>", "at most 10 s"),
+        ("<speak><break time='999999s'/></speak>", "at most 10 s"),
+        ("<speak><break strength='huge'/></speak>", "strength of <break>"),
+        ("<speak><break>x</break></speak>", "<break> holds no text"),
+        ("<speak><sub>x</sub></speak>", "attribute alias"),
+        ("<speak><sub alias=' '>x</sub></speak>", "attribute alias"),
+        ("<speak><sub alias='y'><break/></sub></speak>", "<break> cannot stand inside <sub>"),
+        ("<speak><say-as interpret-as='date'>x</say-as></speak>", "<say-as> is not supported"),
+        ("<speak><speak>x</speak></speak>", "<speak> cannot stand inside <speak>"),
+        ("<speak><p><p>x</p></p></speak>", "<p> cannot stand inside <p>"),
+        ("<speak>x", "no element found"),
+        ("<speak><p>x</speak></p>", "mismatched tag"),
+        ("<speak>x</speak></speak>", "not well formed"),
+        ("<speak>x</speak><speak>y</speak>", "junk after document"),
+        ("<speak>x</speak> y", "junk after document"),
+        ("<speak>x</speak a='b'>", "not well formed"),
+        ("<speak>a < b</speak>", "write &lt;"),
+        ("<speak><p a=b>x</p></speak>", "not well formed"),
+        ("<speak>AT&T</speak>", "&amp;"),
+        ("<speak>&nbsp;</speak>", "undefined entity"),
+        ("<speak>&#0;</speak>", "invalid character number"),
+        ("<speak>&#xD800;</speak>", "invalid character number"),
+        ("<speak>&#x110000;</speak>", "invalid character number"),
+        ("<speak><![CDATA[x]]></speak>", "CDATA"),
+        ("<speak><?php x ?></speak>", "processing instructions"),
+        ("<speak><!DOCTYPE x [<!ENTITY a 'b'>]>&a;</speak>", "not well formed"),
+        ("<speak><!-- never closed</speak>", "unclosed token"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(text: str, says: str) -> None:
+    with pytest.raises(InputError, match=says.replace("[", r"\[")) as refused:
+        read(text)
+    assert refused.value.field == "input" and len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("before", ["", '<?xml version="1.0"?>\n'])
+def test_ssml_with_a_dtd_is_refused_not_spoken_without_its_breaks(before: str) -> None:
+    text = f'{before}<!DOCTYPE speak PUBLIC "-//W3C//DTD SYNTHESIS 1.0//EN" "x.dtd">\n<speak>Hi<break/></speak>'
+    assert is_ssml(text) and all(may_be_ssml(text[:length]) for length in range(len(before) + 16))
+    with pytest.raises(InputError, match="DTD"):
+        read(text)
+
+
+def test_no_entity_is_declared_in_front_of_ssml() -> None:
+    """With another DOCTYPE in front it is a text, whose tags are taken out and whose entities are not read."""
+    assert not is_ssml(BILLION_LAUGHS)
+    said = spoken(BILLION_LAUGHS)
+    assert len(str(said)) < 2 * len(BILLION_LAUGHS)
+
+
+@pytest.mark.parametrize("text", ["[pause:]", "[pause:soon]", "[pause:-1s]", "[pause:1m]", "[pause:1e9s]"])
+def test_a_pause_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"pause:1\.5s"):
+        read(f"One. {text} Two.")
+
+
+def test_pauses_have_a_budget() -> None:
+    longest = f"[pause:{MAX_PAUSE:g}s]"
+    full = int(MAX_PAUSES / MAX_PAUSE)
+    assert read(longest * full) == [MAX_PAUSE] * full
+    for text in (longest * full + "[pause:1ms]", "[pause:10.1s]", "[pause:20000ms]"):
+        with pytest.raises(InputError, match="pause"):
+            read(text)
+
+
+PIECES = st.sampled_from(
+    [
+        *("<p>", "</p>", "<s>", "</s>", "<break/>", "<break time='1s'/>", "<sub alias='a'>", "</sub>", "&amp;", "&"),
+        *("<!--", "-->", "</speak>", "<x ", "<", "=", "'", '"'),
+        *" \nabcd",
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=30).map("".join))
+def test_any_text_is_read_or_refused(inner: str) -> None:
+    try:
+        parts = read(f"<speak>{inner}</speak>")
+    except InputError as refused:
+        assert refused.field == "input"
+    else:
+        assert sum(part for part in parts if isinstance(part, float)) <= MAX_PAUSES
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "<p>" * 10_000,
+        "<x" * 20_000,
+        "<p" + " " * 60_000 + "!",
+        "<p " + "a='b' " * 10_000 + "!",
+        "<!-- " * 10_000,
+        "&" * 60_000,
+        "&a" * 30_000,
+        "<sub alias='" + "x" * 60_000,
+    ],
+)
+def test_hostile_texts_are_refused_in_linear_time(inner: str) -> None:
+    """Any of them takes minutes where a pattern goes back and forth over it."""
+    with pytest.raises(InputError):
+        read(f"<speak>{inner}</speak>")
+
+
+def test_a_pause_before_parentheses_is_no_link() -> None:
+    assert spoken("[pause:1s](softly) hello") == [(0, ""), (1, "(softly) hello")]
+    assert spoken("[Pause: 20 ms ](a)") == [(0, ""), (0.02, "(a)")]
+    assert spoken("[pause:now](http://x.y) b") == [(0, "pause:now b")], "a link all the same"
+
+
+def test_what_is_decided_is_not_held_back() -> None:
+    marked = PassageReader(ssml=True)
+    assert marked.feed("One two. ") == ["One two."]
+    assert marked.feed("[pause:1s] three") == [" ", 1.0, " three"]
+    ssml = PassageReader(ssml=True)
+    assert ssml.feed("<speak>One two. <bre") == ["One two. "]
+    assert ssml.feed("ak time='1s'/>Three &am") == [1.0, "Three "]
+    assert ssml.feed("p; four") == ["& four"]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "error"),
+    [
+        ("[pause:11s]One.", ["One."], "at most 10 s"),
+        ("[pause:soon][pause:11s]One.", ["One."], r"written \[pause:1.5s\]"),
+        ("[pause:10s]" * 13 + "One.", [*[10.0] * 12, "One."], "longer than 120 s together"),
+    ],
+)
+def test_the_text_goes_on_behind_a_pause_that_does_not_fit(text: str, parts: list[str | float], error: str) -> None:
+    reader = PassageReader(ssml=True)
+    assert reader.feed(text) == parts
+    assert reader.error is not None and re.search(error, str(reader.error)), "the first"
+    assert reader.feed(" Two.", final=True) == [" Two."] and reader.error is None
+
+
+@pytest.mark.parametrize(
+    ("chunks", "error"),
+    [
+        (["<speak>One ", "<audio src='x'/>", " two</speak>"], "<audio> is not supported"),
+        (["<speak>One", " < two"], "not well formed"),
+        (["<speak>One"], "no element found"),
+        (["<speak>One &nbsp", "; two</speak>"], "undefined entity"),
+        (["<speak><!-- ", "x" * 5000], "unclosed token"),
+        (["<speak><sub alias='", "x" * 5000], "not well formed"),
+    ],
+)
+def test_nothing_is_read_behind_ssml_that_does_not_fit(chunks: list[str], error: str) -> None:
+    reader = PassageReader(ssml=True)
+    errors = []
+    for chunk in [*chunks, ""]:
+        reader.feed(chunk, final=not chunk)
+        errors += [reader.error] if reader.error else []
+    assert len(errors) == 1 and error in str(errors[0])
+    assert reader.feed("more", final=True) == []
+
+
+def test_where_no_ssml_is_read_its_tags_are_those_of_html() -> None:
+    reader = PassageReader(ssml=False)
+    assert "".join(map(str, reader.feed("<speak>One <break/>two.</speak>", final=True))) == "One two."
