@@ -180,6 +180,19 @@ def test_missing_and_broken_safetensors_files_are_refused(tmp_path: Path) -> Non
         load(tmp_path)
 
 
+def test_weights_larger_than_what_a_gpu_has_left_are_refused_before_any_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """122 B of parameters, without a GPU and without files: nothing may be allocated or opened."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 8 << 30))
+    with without_memory():
+        net = nn.Linear(1 << 17, 930_000, bias=False)
+    with pytest.raises(
+        CheckpointError, match=r"^weights of 227\.1 GiB do not fit: 3\.0 of the GPU's 8\.0 GiB are free$"
+    ):
+        load_parameters(net, tmp_path, [], device=torch.device("cuda"), dtype=torch.bfloat16, load_format="random")
+
+
 def test_rules_must_fill_every_parameter(tmp_path: Path) -> None:
     with torch.device("meta"):
         net = Net()
