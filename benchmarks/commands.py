@@ -67,7 +67,6 @@ COMMANDS: tuple[Command, ...] = (
         )
         for name, card in (("qwen2_vl_7b", 12), ("qwen2_5_vl_3b", 8))
     ),
-    Command("memory by model, form and card", "cards", "python -m benchmarks.cards", on_cpu=True),
     Command(
         "what quantised weights leave of the answers",
         "quantization_quality",

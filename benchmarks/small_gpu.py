@@ -21,7 +21,6 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.cards import CARDS, card_bytes
 from benchmarks.checkpoints.published import GOLDEN, make
 from benchmarks.checkpoints.quantised import FORMS
 from benchmarks.checkpoints.tokenizers import PUBLISHED, grow_file
@@ -37,6 +36,8 @@ from service.settings.settings import load_settings
 from service.tuning.sizing import size
 
 MODELS = ("qwen2_5_vl_3b", "qwen2_vl_2b", "qwen2_vl_7b")
+CARDS = {8: 7.8, 12: 11.7, 16: 15.7, 24: 23.6}
+"""GiB that a card gives to programs, by the GB of its name."""
 PARTS = ("used", "workspace", "graphs", "state", "left")
 _DIVIDED = re.compile(r"memory: (\d+) bytes in use, (\d+) workspace, (\d+) graphs, (\d+) slot state, (\d+) left")
 
@@ -92,11 +93,11 @@ def main(words: Sequence[str] | None = None) -> Path:
     )
     parser.add_argument("model", nargs="?", default=MODELS[0], choices=MODELS)
     parser.add_argument("--form", default="awq", choices=FORMS)
-    parser.add_argument("--card", type=int, default=8, choices=CARDS, metavar="GB", help="8, 12, 16, 24 or 80")
+    parser.add_argument("--card", type=int, default=8, choices=CARDS, metavar="GB", help="8, 12, 16 or 24")
     parser.add_argument("--starts", type=int, default=2, help="the first one with an empty kernel cache (default 2)")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args(words)
-    num_bytes = card_bytes(given.card)
+    num_bytes = round(CARDS[given.card] * 2**30)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if given.tiny:

@@ -143,6 +143,9 @@ def _quantized_ms(row: Row) -> float:
     return float(row["replay_ms"] if "replay_ms" in row else row["graph_ms"])
 
 
+_PUBLISHED = {"none": "bfloat16", "awq": "AWQ", "fp8": "FP8 in blocks"}
+
+
 def _step(result: Result, row: Row) -> str:
     of_decoding = "decode row" if row["rows"] == 1 else "decode rows"
     return f"{row['rows']:,} {of_decoding if row['kind'] == 'decode' else 'tokens of a prefill'}"
@@ -387,6 +390,18 @@ TABLES: dict[str, Callable[[Results], str]] = {
             ("of bfloat16", lambda result, row: f"{_quantized_ms(row) / _plain_ms(result, row):.2f}"),
         ],
         lambda result: [row for row in result.rows if row["quantization"] != "none"],
+    ),
+    "quantization-published": Table(
+        _commands("quantization_published_"),
+        [
+            ("model", lambda result, row: NAMES[row["model"]]),
+            ("step", _step),
+            ("weights", lambda result, row: _PUBLISHED[row["quantization"]]),
+            ("ms", "replay_ms"),
+            ("x roofline", "over_floor"),
+            ("of bfloat16", lambda result, row: f"{row['of_bfloat16']:.2f}"),
+        ],
+        _all,
     ),
     "quantization-quality": Table(
         ["quantization_quality"],

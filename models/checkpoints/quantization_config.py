@@ -125,28 +125,17 @@ def _compressed(given: Mapping[str, Any]) -> QuantizationConfig:
             by = _require(weights, "strategy", *(("tensor", "channel", "block") if floats else ("channel", "group")))
         except CheckpointError as error:
             raise CheckpointError(f"config_groups.{name}.weights: {error}") from error
-        size = _group(weights.get("group_size")) if by == "group" else 0
         block = _block(weights.get("block_structure")) if by == "block" else (128, 128)
-        found.append(
-            QuantizationConfig(
-                "compressed-tensors",
-                bits,
-                floats,
-                block[1] if by == "block" else size,
-                bool(weights.get("symmetric", True)),
-                block=block,
-                reordered=weights.get("actorder") in (True, "group", "dynamic"),
-            )
-        )
+        size = block[1] if by == "block" else _group(weights.get("group_size")) if by == "group" else 0
+        symmetric = bool(weights.get("symmetric", True))
+        reordered = weights.get("actorder") in (True, "group", "dynamic")
+        found.append(QuantizationConfig("compressed-tensors", bits, floats, size, symmetric, 0, block, reordered))
     if not found:
         raise CheckpointError("config_groups is missing")
     if len({made.block for made in found}) > 1:
         raise CheckpointError("config_groups with different block_structure are not hosted")
-    return replace(
-        found[0],
-        symmetric=any(made.symmetric for made in found),
-        reordered=any(made.reordered for made in found),
-    )
+    symmetric, reordered = any(one.symmetric for one in found), any(one.reordered for one in found)
+    return replace(found[0], symmetric=symmetric, reordered=reordered)
 
 
 def _fp8(given: Mapping[str, Any]) -> QuantizationConfig:

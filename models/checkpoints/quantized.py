@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from models.checkpoints.published import read_optional_json
-from models.checkpoints.quantization_config import QuantizationConfig, quantization_of
+from models.checkpoints.quantization_config import quantization_of
 from models.checkpoints.weight_files import PublishedTensor, listed
 from models.interfaces.errors import CheckpointError
 from models.layers.quantized import Codes, CodeType, Scheme
@@ -108,10 +108,8 @@ class QuantizedTensors:
         assert self._config is not None
         if layer.codes is None:
             raise CheckpointError(f"{self._directory}: unexpected tensors: {listed(list(layer.names.values()))}")
-        needed = _NEEDED[self._config.method]
-        if self._config.method == "compressed-tensors" and not self._config.symmetric:
-            needed = (*needed, ".weight_zero_point")
-        for suffix in needed:
+        zeros = self._config.method == "compressed-tensors" and not self._config.symmetric
+        for suffix in (*_NEEDED[self._config.method], *((".weight_zero_point",) if zeros else ())):
             if _PARTS[suffix] not in layer.beside:
                 stem = layer.codes.name.rpartition(".")[0] if suffix[0] == "." else layer.codes.name
                 raise CheckpointError(f"{layer.codes.file}: missing tensor: {stem}{suffix}")
@@ -286,8 +284,7 @@ def _awq_fields(words: Tensor) -> Tensor:
 
 def scheme_of_config(config: Mapping[str, object]) -> Scheme | None:
     """How most linear layers of a checkpoint with this config.json are held, without its tensors."""
-    found: QuantizationConfig | None = quantization_of(config)
-    if found is None:
+    if (found := quantization_of(config)) is None:
         return None
     codes: CodeType = "e4m3" if found.floats else "u8" if found.bits == 8 else "u4"
     scale = torch.float16 if found.method in ("awq", "gptq") else torch.bfloat16

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import beside, chat_http, engines, peers, speech_http, startup
+from benchmarks import beside, chat_http, engines, peers, small_gpu, speech_http, startup
 from benchmarks.commands import COMMANDS
 from benchmarks.measure.record import RESULTS
 from benchmarks.peers import __main__ as compare
@@ -79,6 +79,14 @@ def test_start_to_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     results = accept(startup.main(["voxcpm2", "--warm", "1", "--tiny"]), "startup_voxcpm2")
     rows = [line for line in TABLES["startup"](results).splitlines() if line.startswith("| VoxCPM2")]
     assert [row.split(" | ")[2] for row in rows] == ["empty", "full"]
+
+
+def test_a_quantised_checkpoint_on_a_small_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    content = json.loads(small_gpu.main(["--tiny", "--starts", "1"]).read_text())
+    (row,) = content["rows"]
+    assert row["succeeded"] == row["requests"] == 32 and row["out_of_memory"] == 0
+    assert 1 << 30 < content["dry_run"]["used"] < content["gpu_bytes"] == round(7.8 * 2**30)
 
 
 def test_transformers_beside_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

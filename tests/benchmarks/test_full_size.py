@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import decode, encoder, replay_profile
+from benchmarks import decode, encoder, quantization, replay_profile
 from benchmarks.checkpoints.published import GOLDEN
+from benchmarks.checkpoints.quantised import FORMS, quantised
 from benchmarks.measure import timing
 from benchmarks.steps import decoder
 from benchmarks.steps.encoder import pictures
 from benchmarks.steps.full_size import load
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.processor import ChatProcessor
+from models.layers.quantized import QuantizedLinear
 from models.qwen_vl.v3_5.model import load_model
 from service.engine.chat.slot_state import IntColumn
 from service.graphs.pool import GraphPool
@@ -68,6 +70,33 @@ def test_rows_of_encoder_and_decode(tiny: Path, monkeypatch: pytest.MonkeyPatch)
     for row in rows:
         assert row["over_floor"] == row["replay_ms"] / row["floor_ms"]
         assert min(row["eager_ms"], row["replay_ms"], row["graph_ms"], row["floor_ms"]) > 0
+
+
+@pytest.mark.usefixtures("brief")
+def test_forms_beside_bfloat16(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "MAX_CONTEXT", decoder.CONTEXT + decoder.ROOM)
+    forms: quantization.Forms = {"none": (tiny, "none"), "awq": (GOLDEN / "quantised/awq", "none")}
+    rows = quantization.measured("tiny", forms, CPU, batches=(2,), prefills=(24,))
+    assert [(row["quantization"], row["kind"]) for row in rows] == [
+        (form, kind) for form in forms for kind in ("decode", "prefill")
+    ]
+    for row, plain in zip(rows, rows[:2] * 2, strict=True):
+        assert row["of_bfloat16"] == row["replay_ms"] / plain["replay_ms"]
+
+
+@pytest.mark.parametrize(
+    ("form", "least", "most"), [(form, *((0.02, 0.03) if form == "fp8" else (0.08, 0.14))) for form in FORMS]
+)
+def test_written_forms_are_read(tiny: Path, tmp_path: Path, form: str, least: float, most: float) -> None:
+    """By the relative error of each layer, which is that of rounding to the nearest code."""
+    family = resolve(family_of(tiny).model)
+    directory = quantised(tiny, tmp_path / "made", form)
+    plain, made = (dict(family(at, CPU, torch.float32).decoder.named_modules()) for at in (tiny, directory))
+    held = {name: layer.weight for name, layer in made.items() if isinstance(layer, QuantizedLinear)}
+    assert len(held) >= 6
+    for name, weight in held.items():
+        error = (weight.dequantised(torch.float32) - plain[name].weight).norm() / plain[name].weight.norm()
+        assert least < error < most, name
 
 
 def test_a_step_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:

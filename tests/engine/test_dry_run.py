@@ -116,6 +116,18 @@ def positions_by_card(directory: Path) -> list[int]:
     return [one.models[0].positions for one in found if one.refusal is None]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "form", "label"),
+    [("qwen2_vl_7b", "awq", "4 bits"), ("qwen2_5_vl_3b", "awq", "4 bits"), ("qwen3_vl_30b_a3b", "fp8", "FP8")],
+)
+def test_the_documented_cards_of_quantised_checkpoints(name: str, form: str, label: str, tmp_path: Path) -> None:
+    directory = make(name, tmp_path, form)
+    weights, context, *positions = _documented(f"{NAMES[name]}, {label}")
+    assert positions == positions_by_card(directory)
+    assert weights == round(weights_of(directory, "none") / GIB, 1) and context > 32_000
+
+
 def linear_bytes(width: int, inner: int, qkv: int, layers: int, vocabulary: int) -> int:
     """What e4m3 saves of a decoder with a tied head beside bfloat16: a byte of each weight; less the factors, of 4
     bytes an output, and the head's copy."""
