@@ -402,7 +402,9 @@ class Session:
     async def _cancel(self, response_id: str | None) -> None:
         answer = self._answer
         if answer is None or answer.ended or response_id not in (None, answer.id):
-            raise bad_request("There is no such response in progress.", code="response_cancel_not_active")
+            # LiveKit's plugin ignores an error that begins like OpenAI's.
+            message = "Cancellation failed: there is no such response in progress."
+            raise bad_request(message, code="response_cancel_not_active")
         await answer.cancel()
 
     async def _emit(self, event: ServerEvent, size: int = 0) -> None:
