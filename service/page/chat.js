@@ -5,6 +5,45 @@ import { pcmDecoder } from "./pcm.js";
 
 const RATE = 24_000; // Hz, of pcm16 in spoken answers
 
+/** Takes an answer while it comes, and measures it: `result` is that of `ask` but for usage, steps and finish. sent: when it was asked for. */
+export class Incoming {
+  constructor({ sent, onText, onThought, onAudio }) {
+    Object.assign(this, { sent, onText, onThought, onAudio });
+    this.result = { usage: null, steps: null, finish: null, firstToken: null, seconds: 0, sound: null };
+    this.decode = pcmDecoder();
+  }
+
+  addText(text) {
+    this.#token();
+    this.onText(text);
+  }
+
+  addThought(thought) {
+    this.#token();
+    this.onThought(thought);
+  }
+
+  /** base64: of 16-bit samples. */
+  addAudio(base64) {
+    const samples = this.decode(base64);
+    if (!samples.length) return;
+    const { result } = this;
+    result.sound ??= { first: this.#since(), audio: 0, seconds: 0, steps: null };
+    result.sound.audio += samples.length / RATE;
+    result.sound.seconds = this.#since() - result.firstToken;
+    this.onAudio(samples, RATE);
+  }
+
+  #since() {
+    return (performance.now() - this.sent) / 1000;
+  }
+
+  #token() {
+    this.result.firstToken ??= this.#since();
+    this.result.seconds = this.#since();
+  }
+}
+
 /**
  * Streams an answer. temperature: null for the model's own. onText(text), onThought(text): what is added. speech: { model, voice } of a spoken answer, whose
  * sound goes to onAudio(samples, rate): Float32Array, in order.
@@ -13,35 +52,21 @@ const RATE = 24_000; // Hz, of pcm16 in spoken answers
  * there, and the steps of the speech model.
  */
 export async function ask({ model, messages, temperature, speech, signal, onText, onThought, onAudio }) {
-  const sent = performance.now();
-  const since = () => (performance.now() - sent) / 1000;
-  const result = { usage: null, steps: null, finish: null, firstToken: null, seconds: 0, sound: null };
+  const incoming = new Incoming({ sent: performance.now(), onText, onThought, onAudio });
+  const { result } = incoming;
   const json = { model, messages, temperature, stream: true, stream_options: { include_usage: true } };
   if (speech) Object.assign(json, { modalities: ["text", "audio"], audio: { ...speech, format: "pcm16" } });
   const response = await request("v1/chat/completions", { method: "POST", json, signal });
-  const decode = pcmDecoder();
   let spokenSteps = null;
-
-  function take({ content, audio, reasoning_content: thought }) {
-    const text = content || audio?.transcript;
-    if (text || thought) {
-      result.firstToken ??= since();
-      result.seconds = since();
-    }
-    if (text) onText(text);
-    if (thought) onThought(thought);
-    spokenSteps = audio?.steps ?? spokenSteps;
-    const samples = audio?.data ? decode(audio.data) : [];
-    if (!samples.length) return;
-    result.sound ??= { first: since(), audio: 0, seconds: 0, steps: null };
-    result.sound.audio += samples.length / RATE;
-    result.sound.seconds = since() - result.firstToken;
-    onAudio(samples, RATE);
-  }
 
   for await (const chunk of events(response, "answer")) {
     for (const choice of chunk.choices) {
-      take(choice.delta);
+      const { content, audio, reasoning_content: thought } = choice.delta;
+      const text = content || audio?.transcript;
+      if (text) incoming.addText(text);
+      if (thought) incoming.addThought(thought);
+      if (audio?.data) incoming.addAudio(audio.data);
+      spokenSteps = audio?.steps ?? spokenSteps;
       result.finish = choice.finish_reason ?? result.finish;
     }
     result.usage = chunk.usage ?? result.usage;

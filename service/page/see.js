@@ -10,6 +10,7 @@ import { hosted, several } from "./models.js";
 import { wake } from "./player.js";
 import { drawSample } from "./sample.js";
 import { hush } from "./sound.js";
+import { renewTalk, startTalk } from "./talk.js";
 
 let messages = []; // of the conversation, in the API's form
 const error = byId("see-error");
@@ -57,6 +58,19 @@ export function startSee(active) {
     if (target.checked) wake();
     else hush();
   };
+  startTalk({
+    messages: () => messages,
+    ask: (text) => addQuestion(text).message,
+    answer: beginAnswer,
+    fields: () => ({ instructions: byId("system").value.trim(), temperature: temperature() }),
+    speech,
+    stop,
+    busy: (cancel) => {
+      running = cancel && { abort: cancel };
+      busy(Boolean(cancel));
+    },
+    begun,
+  });
   byId("stop-answer").onclick = stop;
   byId("forget").onclick = forget;
   addEventListener("keydown", (event) => {
@@ -76,6 +90,7 @@ function stop() {
 
 function forget() {
   stop();
+  renewTalk();
   messages = [];
   attachments.forget();
   byId("turns").replaceChildren();
@@ -86,7 +101,7 @@ function forget() {
 }
 
 async function send() {
-  if (sending) return;
+  if (sending || running) return;
   sending = true;
   await attachments.ready;
   await sendQuestion();
@@ -100,17 +115,10 @@ async function sendQuestion() {
     show(error, "There is no model to ask, or the server is not ready yet.");
     return;
   }
-  const media = attachments.take();
   show(error, "");
   question.value = "";
   fit();
-  const asked = h("li", { class: "asked" });
-  if (media.length) asked.append(h("div", { class: "shown" }, ...media.map(thumbnail)));
-  if (text) asked.append(h("p", { dir: "auto" }, text));
-  messages.push({ role: "user", content: [...media.map(part), ...(text ? [{ type: "text", text }] : [])] });
-  byId("turns").append(asked);
-  begun();
-  attachments.keep(media);
+  const { asked, media } = addQuestion(text);
   const conversation = messages;
   const answered = await answer(media);
   if (answered || conversation !== messages) return;
@@ -122,29 +130,51 @@ async function sendQuestion() {
   begun();
 }
 
+/** Adds a question, with what is attached. asked: its element. */
+function addQuestion(text) {
+  const media = attachments.take();
+  const asked = h("li", { class: "asked" });
+  if (media.length) asked.append(h("div", { class: "shown" }, ...media.map(thumbnail)));
+  if (text) asked.append(h("p", { dir: "auto" }, text));
+  const message = { role: "user", content: [...media.map(part), ...(text ? [{ type: "text", text }] : [])] };
+  messages.push(message);
+  byId("turns").append(asked);
+  attachments.keep(media);
+  begun();
+  return { asked, media, message };
+}
+
+/** An empty answer, and its sound if it is to be heard. onSilence(): the sound has ended, or was stopped. */
+function beginAnswer(onSilence) {
+  const written = new Answer({ speech, onError: (problem) => show(error, explain(problem)) });
+  byId("turns").append(written.element);
+  toEnd();
+  hush();
+  const sound = byId("aloud").checked && speech() ? written.beginSound(onSilence) : null;
+  return { written, sound };
+}
+
 /** Shows the welcome or what a conversation has. */
 function begun() {
-  byId("welcome").hidden = messages.length > 0;
-  byId("forget").hidden = !messages.length;
+  const empty = !byId("turns").childElementCount;
+  byId("welcome").hidden = !empty;
+  byId("forget").hidden = empty;
 }
 
 /** Asks for the answer to the conversation so far; whether there was one, if only a part. media: of its last question. */
 async function answer(media) {
   const model = hosted.chat;
   const conversation = messages;
-  const written = new Answer({ speech, onError: (problem) => show(error, explain(problem)) });
-  byId("turns").append(written.element);
-  toEnd();
-  hush();
-  const sound = byId("aloud").checked && speech() ? written.beginSound() : null;
+  const { written, sound } = beginAnswer();
   running = new AbortController();
   busy(true);
+  question.focus({ preventScroll: true });
   let facts = "";
   try {
     const result = await ask({
       model: model.id,
       messages: instructed(messages),
-      temperature: byId("temperature").value === "" ? null : Number(byId("temperature").value),
+      temperature: temperature(),
       speech: sound && speech(),
       signal: running.signal,
       onText: (added) => written.addText(added),
@@ -162,6 +192,7 @@ async function answer(media) {
   running = null;
   written.end(facts);
   busy(false);
+  question.focus({ preventScroll: true });
   if (!written.text) {
     written.element.remove();
     return false;
@@ -183,6 +214,12 @@ function explainMedia(problem, media) {
   return item ? `${item.name}: ${explain(problem)}` : explain(problem);
 }
 
+/** null: the model's own. */
+function temperature() {
+  const { value } = byId("temperature");
+  return value === "" ? null : Number(value);
+}
+
 /** What speaks, and with which voice. */
 function speech() {
   return hosted.speech && { model: hosted.speech.id, voice: byId("answer-voice").value };
@@ -195,5 +232,4 @@ function countMedia() {
 function busy(on) {
   byId("ask").hidden = on;
   byId("stop-answer").hidden = !on;
-  question.focus({ preventScroll: true });
 }
