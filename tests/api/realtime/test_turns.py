@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 import pytest
+from openai import AsyncOpenAI
 from websockets.asyncio.client import ClientConnection
 
 from service.api.realtime import listening
@@ -246,3 +247,25 @@ async def test_a_turn_for_which_there_is_no_room(talk: ClientConnection, monkeyp
             assert event["error"]["code"] == "conversation_full" and kinds(events) == [STARTED, STOPPED]
     await append(talk, pcm(TURN))
     await up_to(talk, "response.done")
+
+
+async def test_the_client_of_openai(server: RunningServer) -> None:
+    """A conversation with the defaults."""
+    async with (
+        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+        client.realtime.connect(model="tiny") as connection,
+    ):
+        data = pcm(TURN)
+        for start in range(0, len(data), 4800):
+            audio = base64.b64encode(data[start : start + 4800]).decode()
+            await connection.input_audio_buffer.append(audio=audio)
+        start = end = -1
+        async for event in connection:
+            assert event.type != "error", event
+            if event.type == STARTED:
+                start = event.audio_start_ms
+            elif event.type == STOPPED:
+                end = event.audio_end_ms
+            elif event.type == "response.output_text.done":
+                assert event.text == f"{(end - start) / 1000:.2f} s."
+                break
