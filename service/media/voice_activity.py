@@ -106,12 +106,14 @@ class SileroVad:
 
     def _features(self, windows: np.ndarray) -> np.ndarray:
         """float32 [n, HIDDEN], the input of the LSTM."""
-        padded = np.pad(windows, ((0, 0), (0, CONTEXT)), "reflect")
-        frames = sliding_window_view(padded, FFT, axis=1)[:, ::HOP] * self._hann
+        padded = np.concatenate([windows, windows[:, -2 : -2 - CONTEXT : -1]], axis=1)  # reflected
+        starts = range(0, padded.shape[1] - FFT + 1, HOP)
+        frames = np.stack([padded[:, start : start + FFT] for start in starts], axis=1) * self._hann
         x = np.abs(np.fft.rfft(frames)).astype(np.float32, copy=False)
         for weight, bias, stride in self._convolutions:
-            length = x.shape[1]
-            padded = np.pad(x, ((0, 0), (1, 1), (0, 0)))
+            count, length, width = x.shape
+            padded = np.zeros((count, length + 2, width), np.float32)
+            padded[:, 1:-1] = x
             taps = np.concatenate([padded[:, tap : tap + length : stride] for tap in range(3)], axis=2)
             rows = taps.reshape(-1, taps.shape[2]) @ weight  # far faster than products by window
             x = np.maximum(rows + bias, 0).reshape(*taps.shape[:2], len(bias))

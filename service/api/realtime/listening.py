@@ -37,7 +37,7 @@ MAX_SECONDS = 600
 """Of audio that has not been committed."""
 KEPT_SECONDS = 30
 """Of audio in which no turn was detected: a client may still commit it."""
-DETECTED_SECONDS = 8
+DETECTED_SECONDS = 4
 """Of audio that a step of detection takes, which bounds its memory."""
 EVENT = "conversation.item.input_audio_transcription"
 

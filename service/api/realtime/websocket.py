@@ -244,20 +244,21 @@ class Session:
             ears.drop_until(boundary.ms)
             self._speech_id = new_id("item")
             await self._tell("input_audio_buffer.speech_started", item_id=self._speech_id, audio_start_ms=ms)
-            interrupts = ears.detection is not None and ears.detection.interrupt_response
-            if interrupts and self._answer is not None and not self._answer.ended:
-                await self._answer.cancel("turn_detected")
+            answer, interrupts = self._answer, ears.detection is not None and ears.detection.interrupt_response
+            if interrupts and answer is not None and answer.conversation is not None and not answer.ended:
+                await answer.cancel("turn_detected")
             return
         await self._tell("input_audio_buffer.speech_stopped", item_id=self._speech_id, audio_end_ms=ms)
         try:
             await self._commit(boundary.ms)
         except ApiError as error:  # the boundaries behind this one are still handled
+            self._speech_id = None
             await self.send_error(error, event_id)
 
     async def _commit(self, end_ms: float | None = None) -> None:
         """Make an item of the buffer, up to the end of a turn that was detected, and have it written down."""
         await self._settle()
-        id, self._speech_id = self._speech_id or new_id("item"), None
+        id = self._speech_id or new_id("item")
         content = [schema.ItemContent(type="input_audio")]
         settled: dict[str, Any] = {"id": id, "object": "realtime.item", "status": "completed"}
         item = schema.ConversationItem(type="message", role="user", content=content, **settled)
@@ -266,6 +267,7 @@ class Session:
         else:
             self._conversation.check_room(item)
             previous = self._conversation.add(item)
+        self._speech_id = None
         placed: dict[str, Any] = {"previous_item_id": previous}
         await self._tell("input_audio_buffer.committed", item_id=item.id, **placed)
         for type in ("conversation.item.added", "conversation.item.done"):
@@ -298,7 +300,7 @@ class Session:
     async def _settle(self) -> None:
         """Wait until the last turn is written down."""
         if self._turn is not None:
-            await asyncio.wait({self._turn})
+            await self._events.wait(self._turn)
             self._turn.result()  # raises if an event could not be sent
 
     async def _update(self, raw: str | bytes) -> None:

@@ -3,8 +3,10 @@ recogniser says how long a turn is; the fake model repeats it."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +15,12 @@ from websockets.asyncio.client import ClientConnection
 
 from service.api.realtime import listening
 from service.media.audio_formats import G711_RATE
-from tests.api.realtime.conftest import Event, add, kinds, refused, said, tell, up_to
+from tests.api.realtime.conftest import Event, add, kinds, message, refused, said, tell, up_to
 from tests.api.realtime.test_listening import HEARD, configure, dial
 from tests.media.test_voice_activity import recording
 from tests.support.fake_hearing import hearing_catalog
 from tests.support.servers import RunningServer, running_server
+from tests.support.waiting import wait
 
 BUFFER = "input_audio_buffer"
 STARTED, STOPPED = f"{BUFFER}.speech_started", f"{BUFFER}.speech_stopped"
@@ -193,6 +196,34 @@ async def test_who_speaks_ends_the_answer(talk: ClientConnection, interrupts: bo
         assert "conversation.item.done" in kinds(events) and "response.done" not in kinds(events)
         await tell(talk, "response.cancel")
         await up_to(talk, "response.done")
+
+
+async def test_an_answer_that_is_not_for_the_conversation_goes_on(talk: ClientConnection) -> None:
+    await tell(talk, "response.create", response={"conversation": "none", "input": [message("!endless answer")]})
+    await up_to(talk, "response.output_text.delta")
+    await append(talk, pcm(TURN[: 3 * 24_000]))
+    await up_to(talk, STARTED)
+    await tell(talk, "response.cancel")
+    done = (await up_to(talk, "response.done"))[-1]["response"]
+    assert done["status_details"] == {"type": "cancelled", "reason": "client_cancelled"}
+
+
+async def test_who_leaves_during_a_turn(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is being written down, or answered, ends."""
+
+    async def never(*_: Any) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    monkeypatch.setattr(listening.Ears, "transcribe", never)
+    async with dial(server, "model=tiny") as socket:
+        await append(socket, pcm(TURN))
+        await up_to(socket, "conversation.item.done")
+        await tell(socket, "conversation.item.create", item=message("Others are heard meanwhile."))
+        await up_to(socket, "conversation.item.done")
+        await tell(socket, "response.create")
+    wait(lambda: not server.context.open_sockets, what="the socket is closed")
+    server.wait_idle()
 
 
 async def test_who_goes_on_speaking_is_answered_once(talk: ClientConnection) -> None:
