@@ -67,7 +67,7 @@ MAX_UPDATE = 1 << 18
 
 websocket(
     PATH,
-    "Converse in text and pictures; answers are written or spoken.",
+    "Converse in text, pictures and speech; answers are written or spoken.",
     client=schema.AnyClientEvent,
     server=schema.AnyServerEvent,
 )
