@@ -246,6 +246,12 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _counter("speech_characters_total", "Characters spoken.", "model"),
         _counter("speech_truncated_total", "Segments that ended at their cap, not by themselves.", "model"),
         _counter("speech_retries_total", "Unsent segments that ran to their cap and were generated again.", "model"),
+        _counter(
+            "speech_verifications_total",
+            "Attempts at a text that a recogniser heard, by outcome (passed, failed, unavailable).",
+            "model",
+            outcome=("passed", "failed", "unavailable"),
+        ),
         _counter("speech_preemptions_total", "Idle streams preempted: others that waited got their room.", "model"),
         _counter("lora_loads_total", "Adapters copied to a slot on the device; with enough slots, once each.", "model"),
         _counter("built_in_voices_made_total", "Built-in voices made, after the start or at first use.", "model"),
