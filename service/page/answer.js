@@ -45,13 +45,6 @@ export class Answer {
     return this.sound;
   }
 
-  /** Only this much of its text was heard. */
-  cut(text) {
-    this.text = text;
-    this.#draw(false);
-    this.facts.prepend("interrupted · ");
-  }
-
   /** No more text comes. facts: the line below. */
   end(facts) {
     const follow = atEnd();

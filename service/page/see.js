@@ -10,13 +10,13 @@ import { hosted, several } from "./models.js";
 import { wake } from "./player.js";
 import { drawSample } from "./sample.js";
 import { hush } from "./sound.js";
-import { renewTalk, startTalk } from "./talk.js";
+import { endTalk, startTalk } from "./talk.js";
 
 let messages = []; // of the conversation, in the API's form
 const error = byId("see-error");
 const question = byId("question");
 const attachments = new Attachments(byId("attached"), (message) => show(error, message));
-let running = null; // AbortController of the answer that is being written
+let running = null; // with abort(), the answer that is being written
 let sending = false; // until it is answered, from when the person asks: attachments may have to be read first
 
 export function startSee(active) {
@@ -58,19 +58,7 @@ export function startSee(active) {
     if (target.checked) wake();
     else hush();
   };
-  startTalk({
-    messages: () => messages,
-    ask: (text) => addQuestion(text).message,
-    answer: beginAnswer,
-    fields: () => ({ instructions: byId("system").value.trim(), temperature: temperature() }),
-    speech,
-    stop,
-    busy: (cancel) => {
-      running = cancel && { abort: cancel };
-      busy(Boolean(cancel));
-    },
-    begun,
-  });
+  startTalk({ messages: () => messages, addQuestion, beginAnswer, speech, stop, busy, begun });
   byId("stop-answer").onclick = stop;
   byId("forget").onclick = forget;
   addEventListener("keydown", (event) => {
@@ -90,12 +78,11 @@ function stop() {
 
 function forget() {
   stop();
-  renewTalk();
+  endTalk();
   messages = [];
   attachments.forget();
   byId("turns").replaceChildren();
-  byId("welcome").hidden = false;
-  byId("forget").hidden = true;
+  begun();
   show(error, "");
   question.focus();
 }
@@ -115,7 +102,6 @@ async function sendQuestion() {
     show(error, "There is no model to ask, or the server is not ready yet.");
     return;
   }
-  show(error, "");
   question.value = "";
   fit();
   const { asked, media } = addQuestion(text);
@@ -132,6 +118,7 @@ async function sendQuestion() {
 
 /** Adds a question, with what is attached. asked: its element. */
 function addQuestion(text) {
+  show(error, "");
   const media = attachments.take();
   const asked = h("li", { class: "asked" });
   if (media.length) asked.append(h("div", { class: "shown" }, ...media.map(thumbnail)));
@@ -156,9 +143,8 @@ function beginAnswer(onSilence) {
 
 /** Shows the welcome or what a conversation has. */
 function begun() {
-  const empty = !byId("turns").childElementCount;
-  byId("welcome").hidden = !empty;
-  byId("forget").hidden = empty;
+  byId("welcome").hidden = byId("turns").childElementCount > 0;
+  byId("forget").hidden = !byId("welcome").hidden;
 }
 
 /** Asks for the answer to the conversation so far; whether there was one, if only a part. media: of its last question. */
@@ -166,20 +152,18 @@ async function answer(media) {
   const model = hosted.chat;
   const conversation = messages;
   const { written, sound } = beginAnswer();
-  running = new AbortController();
-  busy(true);
+  busy(new AbortController());
   question.focus({ preventScroll: true });
   let facts = "";
   try {
     const result = await ask({
       model: model.id,
       messages: instructed(messages),
-      temperature: temperature(),
+      temperature: byId("temperature").valueAsNumber, // JSON has null for none
       speech: sound && speech(),
       signal: running.signal,
-      onText: (added) => written.addText(added),
-      onThought: (added) => written.addThought(added),
-      onAudio: (samples, rate) => sound.push(samples, rate),
+      written,
+      sound,
     });
     facts = [several("chat") && model.id, chatFacts(result, countMedia())].filter(Boolean).join(" · ");
     sound?.finish();
@@ -189,9 +173,8 @@ async function answer(media) {
     show(error, explainMedia(problem, media));
     facts = problem.name === "AbortError" ? "stopped" : "broken off";
   }
-  running = null;
   written.end(facts);
-  busy(false);
+  busy(null);
   question.focus({ preventScroll: true });
   if (!written.text) {
     written.element.remove();
@@ -214,12 +197,6 @@ function explainMedia(problem, media) {
   return item ? `${item.name}: ${explain(problem)}` : explain(problem);
 }
 
-/** null: the model's own. */
-function temperature() {
-  const { value } = byId("temperature");
-  return value === "" ? null : Number(value);
-}
-
 /** What speaks, and with which voice. */
 function speech() {
   return hosted.speech && { model: hosted.speech.id, voice: byId("answer-voice").value };
@@ -229,7 +206,9 @@ function countMedia() {
   return messages.flatMap(({ content }) => (Array.isArray(content) ? content : [])).filter(({ type }) => type !== "text").length;
 }
 
-function busy(on) {
-  byId("ask").hidden = on;
-  byId("stop-answer").hidden = !on;
+/** An answer is being made, which answer.abort() ends; null: none is. */
+function busy(answer) {
+  running = answer;
+  byId("ask").hidden = Boolean(answer);
+  byId("stop-answer").hidden = !answer;
 }

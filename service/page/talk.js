@@ -2,109 +2,114 @@
 
 import { toEnd } from "./answer.js";
 import { brokenOff } from "./api.js";
-import { Incoming } from "./chat.js";
+import { openDevice } from "./camera.js";
+import { receiver } from "./chat.js";
 import { byId, explain, h, show } from "./dom.js";
 import { chatFacts } from "./facts.js";
 import { currentKey } from "./key.js";
-import { openMicrophone } from "./microphone.js";
 import { hosted } from "./models.js";
 
 const HEARD = "conversation.item.input_audio_transcription";
-const REPLY = "reply"; // id of the event that asks for an answer
+const PENDING = ".asked[aria-busy]"; // what was said and is not written down yet, in order
 const HARMLESS = ["response_cancel_not_active", "input_audio_buffer_commit_empty", "item_not_found"]; // codes of errors
 const error = byId("see-error");
 let view;
-let line = null; // { socket, closeMicrophone, known: messages that the server has, asked, answered: by the id of their item }
+let line = null; // { source: the microphone, socket, known: messages that the server has }
 let speaking = false; // the person is
 let spoken = 0; // when they last ended
-let reply = null; // the answer that is being made: { written, sound, incoming, item }
+let reply = null; // the answer that is being made: { written, sound, take, result, id: of its item }
 
-/**
- * given: messages(), of the conversation, in the API's form; ask(text): adds a question, with what is attached;
- * answer(onSilence): { written, sound } of the next answer; fields(): instructions and temperature; speech(): model and
- * voice; stop(): ends an answer; busy(cancel): one is being made, null: none is; begun(): shows whether there are turns.
- */
+/** given: functions of the view that shows the conversation. */
 export function startTalk(given) {
   view = given;
-  byId("talk").onclick = () => (line ? end() : begin());
+  byId("talk").onclick = () => (line ? endTalk() : begin());
   byId("hands-free").onchange = listen;
-  byId("chat-model").addEventListener("change", renewTalk);
+  byId("chat-model").addEventListener("change", endTalk);
   const hold = byId("hold");
-  hold.onpointerdown = ({ pointerId }) => {
-    hold.setPointerCapture(pointerId);
-    press();
-  };
-  hold.onkeydown = ({ key, repeat }) => {
-    if (key === " " && !repeat) press();
-  };
-  hold.onlostpointercapture = hold.onkeyup = hold.onblur = release;
-  hold.oncontextmenu = (event) => event.preventDefault(); // of a long touch
+  hold.onpointerdown = () => speak(true);
+  hold.onkeydown = ({ key }) => void (key === " " && speak(true)); // false would keep Tab from it
+  hold.onkeyup = hold.onblur = release;
+  for (const type of ["pointerup", "pointercancel"]) addEventListener(type, release);
 }
 
-/** Goes on with another conversation or model. */
-export function renewTalk() {
+export function endTalk() {
   if (!line) return;
-  end();
-  begin();
+  if (reply) finish("stopped");
+  view.stop();
+  const { source, socket } = line;
+  line = null;
+  speaking = false;
+  source.context.close();
+  for (const track of source.mediaStream.getTracks()) track.stop();
+  socket.onclose = socket.onmessage = null;
+  socket.close();
+  for (const question of document.querySelectorAll(PENDING)) question.remove();
+  view.begun();
+  draw();
 }
-
-const handsFree = () => byId("hands-free").checked;
 
 async function begin() {
   show(error, "");
   byId("talk").disabled = true;
   if (hosted.chat && hosted.speech && !byId("aloud").checked) byId("aloud").click();
-  let closeMicrophone = () => {};
   try {
-    closeMicrophone = await openMicrophone((audio) => {
-      if (line && (speaking || handsFree())) send("input_audio_buffer.append", { audio });
-    });
-    line = { socket: await connect(), closeMicrophone, known: new WeakSet(), asked: new Map(), answered: new Map() };
-    listen();
-    byId("hold").focus();
+    const key = await currentKey();
+    if (!/^[\w!#$%&'*+.^`|~-]*$/.test(key)) throw new Error("Browsers cannot send such a key over a WebSocket.");
+    line = { source: await openMicrophone(), socket: connect(key), known: new WeakSet() };
   } catch (problem) {
-    closeMicrophone();
     show(error, explain(problem));
   }
   byId("talk").disabled = false;
 }
 
-async function connect() {
-  const key = await currentKey();
-  if (!/^[\w!#$%&'*+.^`|~-]*$/.test(key)) throw new Error("Browsers cannot send a key with such letters along with sound.");
+async function openMicrophone() {
+  const stream = await openDevice({ audio: { echoCancellation: true } }, "microphone");
+  const context = new AudioContext();
+  await context.audioWorklet.addModule("page/worklet.js");
+  const source = context.createMediaStreamSource(stream);
+  const tap = new AudioWorkletNode(context, "pcm16", { channelCount: 1, channelCountMode: "explicit" });
+  tap.port.onmessage = ({ data }) => {
+    if (!speaking && !handsFree()) return;
+    send("input_audio_buffer.append", { audio: btoa(String.fromCharCode(...new Uint8Array(data.buffer))) });
+  };
+  source.connect(tap).connect(context.destination); // silent, but what leads nowhere may not run
+  return source;
+}
+
+function connect(key) {
   const asked = hosted.chat ? { model: hosted.chat.id } : { model: hosted.transcription.id, intent: "transcription" };
   const url = new URL(`v1/realtime?${new URLSearchParams(asked)}`, document.baseURI);
-  const keys = key ? [`openai-insecure-api-key.${key}`] : [];
-  const socket = new WebSocket(url.href.replace(/^http/, "ws"), ["realtime", ...keys]);
+  const protocols = ["realtime", ...(key ? [`openai-insecure-api-key.${key}`] : [])];
+  const socket = new WebSocket(url.href.replace(/^http/, "ws"), protocols);
+  socket.onopen = listen;
   socket.onmessage = ({ data }) => take(JSON.parse(data));
-  await new Promise((resolve, reject) => {
-    socket.onopen = resolve;
-    socket.onclose = () => reject(brokenOff("conversation"));
-  });
   socket.onclose = ({ reason }) => {
-    end();
+    endTalk();
     if (error.hidden && reason !== "idle") show(error, explain(brokenOff("conversation")));
   };
   return socket;
 }
 
-function end() {
-  const { socket, closeMicrophone, asked } = line;
-  if (reply) finish("stopped");
-  view.stop();
-  socket.onclose = socket.onmessage = null;
-  socket.close();
-  closeMicrophone();
-  for (const question of asked.values()) question.remove();
-  line = null;
-  speaking = false;
-  view.begun();
-  draw();
+function send(type, fields) {
+  if (line?.socket.readyState === WebSocket.OPEN) line.socket.send(JSON.stringify({ type, ...fields }));
 }
 
-function send(type, fields) {
-  line.socket.send(JSON.stringify({ type, ...fields }));
-}
+const TAKEN = {
+  "input_audio_buffer.speech_started": () => speak(true),
+  "input_audio_buffer.speech_stopped": () => speak(false),
+  "input_audio_buffer.committed": committed,
+  [`${HEARD}.completed`]: ({ item_id: id, transcript }) => heard(id, transcript),
+  [`${HEARD}.failed`]: ({ item_id: id, error: problem }) => heard(id, "", problem),
+  "response.output_item.added": ({ item }) => (reply.id = item.id),
+  "response.output_text.delta": ({ delta }) => reply.take({ content: delta }),
+  "response.output_audio_transcript.delta": ({ delta }) => reply.take({ content: delta }),
+  "response.output_audio.delta": ({ delta }) => reply.take({ audio: { data: delta } }),
+  "response.done": ({ response }) => done(response),
+  error: ({ error: problem }) => refused(problem),
+};
+
+const take = (event) => TAKEN[event.type]?.(event);
+const handsFree = () => byId("hands-free").checked;
 
 /** Says who finds the end of a turn, the server or the button. */
 function listen() {
@@ -119,15 +124,18 @@ function listen() {
 function draw() {
   byId("talk").setAttribute("aria-pressed", String(Boolean(line)));
   byId("talking").hidden = !line;
-  const state = handsFree() ? byId("listening") : byId("hold");
-  byId("hold").hidden = handsFree();
-  byId("listening").hidden = !handsFree();
+  byId("hold").disabled = handsFree();
   byId("hold").setAttribute("aria-pressed", String(speaking));
-  state.textContent = speaking ? "Hearing you" : handsFree() ? "Listening" : "Hold to talk";
+  byId("hold").textContent = speaking ? "Hearing you" : handsFree() ? "Listening" : "Hold to talk";
 }
 
-function press() {
-  if (!speaking) speak(true);
+/** Who begins to speak interrupts what is said to them. */
+function speak(begins) {
+  if (speaking === begins) return;
+  speaking = begins;
+  spoken = performance.now();
+  if (begins) view.stop();
+  draw();
 }
 
 function release() {
@@ -136,61 +144,17 @@ function release() {
   send("input_audio_buffer.commit");
 }
 
-/** Who begins to speak interrupts what is said to them. */
-function speak(begins) {
-  speaking = begins;
-  if (begins) {
-    show(error, "");
-    view.stop();
-  } else spoken = performance.now();
-  draw();
-}
-
-function take(event) {
-  switch (event.type) {
-    case "input_audio_buffer.speech_started":
-      return speak(true);
-    case "input_audio_buffer.speech_stopped":
-      return speak(false);
-    case "input_audio_buffer.committed":
-      return committed(event.item_id);
-    case `${HEARD}.delta`:
-      return line.asked.get(event.item_id).lastChild.append(event.delta);
-    case `${HEARD}.completed`:
-      return heard(event.item_id, event.transcript);
-    case `${HEARD}.failed`:
-      show(error, explain(event.error));
-      return heard(event.item_id, "");
-    case "response.output_item.added":
-      reply.item = event.item.id;
-      return;
-    case "response.output_text.delta":
-    case "response.output_audio_transcript.delta":
-      return reply.incoming.addText(event.delta);
-    case "response.output_audio.delta":
-      return reply.incoming.addAudio(event.delta);
-    case "response.done":
-      return done(event.response);
-    case "conversation.item.retrieved":
-      return shorten(event.item);
-    case "error":
-      return refused(event.error);
-  }
-}
-
-/** What was said becomes a turn. */
-function committed(id) {
-  const question = h("li", { class: "asked", "aria-busy": "true" }, h("p", { dir: "auto" }));
-  line.asked.set(id, question);
-  byId("turns").append(question);
+function committed() {
+  byId("turns").append(h("li", { class: "asked", "aria-busy": "true" }, "…"));
   view.begun();
   toEnd();
 }
 
-function heard(id, text) {
-  line.asked.get(id).remove();
-  line.asked.delete(id);
-  const message = text && view.ask(text);
+/** What was said becomes a turn. */
+function heard(id, text, problem) {
+  if (problem) show(error, explain(problem));
+  document.querySelector(PENDING).remove();
+  const message = text && view.addQuestion(text).message;
   view.begun();
   if (!hosted.chat) return;
   const news = view.messages().filter((one) => !line.known.has(one));
@@ -203,77 +167,59 @@ function heard(id, text) {
   if (message && !speaking) respond();
 }
 
-/** A message as the Realtime API has it, which takes no videos. */
+/** A message as the Realtime API has it. */
 function item({ role, content }) {
   if (role === "assistant") return { type: "message", role, content: [{ type: "output_text", text: content }] };
-  const parts = content.map(({ type, text, image_url: picture }) => {
-    if (picture) return { type: "input_image", image_url: picture.url };
-    return { type: "input_text", text: type === "text" ? text : "(a video that is not shown)" };
-  });
+  const parts = content.map(({ text = "(a video that is not shown)", image_url: picture }) =>
+    picture ? { type: "input_image", image_url: picture.url } : { type: "input_text", text },
+  );
   return { type: "message", role, content: parts };
 }
 
 function respond() {
-  const made = view.answer(() => cut(made));
-  const { written, sound } = made;
-  made.incoming = new Incoming({
-    sent: spoken,
-    onText: (added) => written.addText(added),
-    onAudio: (samples, rate) => sound.push(samples, rate),
-  });
-  reply = made;
-  view.busy(() => send("response.cancel"));
-  const response = { ...view.fields(), output_modalities: [sound ? "audio" : "text"] };
-  if (sound) response.audio = { output: view.speech() };
-  send("response.create", { event_id: REPLY, response });
+  const answer = view.beginAnswer(() => cut(answer));
+  reply = Object.assign(answer, receiver({ sent: spoken, ...answer }));
+  view.busy({ abort: () => send("response.cancel") });
+  const response = { output_modalities: [reply.sound ? "audio" : "text"], instructions: byId("system").value.trim() };
+  response.temperature = byId("temperature").valueAsNumber; // JSON has null for none
+  if (reply.sound) response.audio = { output: view.speech() };
+  send("response.create", { event_id: "reply", response });
 }
 
 function done({ status, status_details: details, usage }) {
-  const { result } = reply.incoming;
   if (status === "failed") show(error, explain(details.error));
   if (status === "failed" || status === "cancelled") return finish(status === "failed" ? "broken off" : "stopped");
-  result.usage = {
-    prompt_tokens: usage.input_tokens,
-    prompt_tokens_details: usage.input_token_details,
-    completion_tokens: usage.output_tokens,
-    completion_tokens_details: usage.output_token_details,
-  };
-  if (status === "incomplete") result.finish = "length";
-  finish(chatFacts(result, 0));
+  if (status === "incomplete") reply.result.finish = "length";
+  const { input_tokens: prompt_tokens, input_token_details: prompt_tokens_details } = usage;
+  const { output_tokens: completion_tokens, output_token_details: completion_tokens_details } = usage;
+  reply.result.usage = { prompt_tokens, prompt_tokens_details, completion_tokens, completion_tokens_details };
+  finish(chatFacts(reply.result, 0));
 }
 
 /** No more of the answer comes. */
 function finish(facts) {
-  const { written, sound, incoming, item: id } = reply;
+  const { written, sound, result } = reply;
   reply = null;
   sound?.finish();
   written.end(facts);
-  if (incoming.result.sound) written.sounded({ ...incoming.result.sound, gaps: sound.gaps });
+  if (result.sound) written.sounded({ ...result.sound, gaps: sound.gaps });
   view.busy(null);
   if (!written.text) return written.element.remove();
   const message = { role: "assistant", content: written.text };
   view.messages().push(message);
   line.known.add(message);
-  line.answered.set(id, { written, message });
 }
 
 /** The sound of an answer has ended. If it was stopped, the model forgets what was not heard. */
-function cut({ sound, item: id }) {
-  if (!line || !id || !sound.player.stopped) return;
-  const audio_end_ms = Math.floor(1000 * sound.player.heard);
-  send("conversation.item.truncate", { item_id: id, content_index: 0, audio_end_ms });
-  send("conversation.item.retrieve", { item_id: id });
-}
-
-function shorten({ id, content }) {
-  const { written, message } = line.answered.get(id);
-  message.content = content[0].transcript ?? "";
-  written.cut(message.content);
-  if (!message.content) view.messages().splice(view.messages().indexOf(message), 1);
+function cut({ written, sound: { player }, id }) {
+  if (!player.stopped) return;
+  written.facts.prepend("interrupted · ");
+  const audio_end_ms = Math.floor(1000 * player.heard);
+  if (id) send("conversation.item.truncate", { item_id: id, content_index: 0, audio_end_ms });
 }
 
 function refused(problem) {
   if (HARMLESS.includes(problem.code)) return;
   show(error, explain(problem));
-  if (problem.event_id === REPLY) finish("");
+  if (problem.event_id === "reply") finish("");
 }

@@ -1,34 +1,26 @@
-// Runs beside the page's script: the sound of a device as 16-bit samples at 24 kHz, each the mean of the time it stands for.
+// The sound of a device as 16-bit samples at 24 kHz, each the mean of the time that it stands for. sampleRate: the device's.
 
-const STEP = 24_000 / sampleRate; // sampleRate: of the AudioContext, in Hz
-const PACKET = 480; // samples: 20 ms
-
-class Pcm16 extends AudioWorkletProcessor {
-  packet = new Int16Array(PACKET);
+registerProcessor("pcm16", class extends AudioWorkletProcessor {
+  packet = new Int16Array(480);
   count = 0;
   sum = 0;
   weight = 0; // share of the next sample that is in `sum`
 
   process([[samples = []]]) {
     for (const sample of samples) {
-      let left = STEP;
-      for (; this.weight + left >= 1; this.weight = 0) {
-        this.#add(this.sum + sample * (1 - this.weight));
-        left -= 1 - this.weight;
-        this.sum = 0;
+      for (let left = 24_000 / sampleRate; left; ) {
+        const part = Math.min(left, 1 - this.weight);
+        this.sum += part * sample;
+        this.weight += part;
+        left -= part;
+        if (this.weight < 1) continue;
+        this.packet[this.count++] = 32767 * Math.max(-1, Math.min(1, this.sum));
+        this.sum = this.weight = 0;
+        if (this.count < this.packet.length) continue;
+        this.port.postMessage(this.packet);
+        this.count = 0;
       }
-      this.sum += sample * left;
-      this.weight += left;
     }
     return true;
   }
-
-  #add(sample) {
-    this.packet[this.count++] = 32767 * Math.max(-1, Math.min(1, sample));
-    if (this.count < PACKET) return;
-    this.port.postMessage(this.packet);
-    this.count = 0;
-  }
-}
-
-registerProcessor("pcm16", Pcm16);
+});
