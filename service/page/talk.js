@@ -164,7 +164,7 @@ function heard(id, text, problem) {
     for (const one of news) send("conversation.item.create", { item: item(one) });
   }
   for (const one of news) line.known.add(one);
-  if (message && !speaking) respond();
+  if (!speaking && !reply && view.messages().at(-1)?.role === "user") respond(); // also to what noise came after
 }
 
 /** A message as the Realtime API has it. */
