@@ -353,6 +353,12 @@ SPEECH = Dashboard(
                     width=12,
                 ),
                 Panel(
+                    "Verified speech / s",
+                    ((rate("speech_verifications_total", "model, outcome", SPEECH_MODEL), "{{model}} {{outcome}}"),),
+                    "short",
+                    width=12,
+                ),
+                Panel(
                     "Idle streams preempted / s",
                     ((rate("speech_preemptions_total", "model", SPEECH_MODEL), "{{model}}"),),
                     "short",

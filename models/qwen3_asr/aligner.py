@@ -6,6 +6,7 @@ marker a class, which is a time.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ _LANGUAGES = "Cantonese Chinese English French German Italian Japanese Korean Po
 _FEW_STRAYS = 2
 _IDEOGRAPHS = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2CEAF))
 _KANA = ((0x3040, 0x30FF),)
+_OTHER_SCRIPT = re.compile("[\u0370-\u03ff\u0530-\u10ff\u1200-\u1dff]")  # Greek, Arabic, Thai, ...
 
 
 class Qwen3AlignerProcessor(Qwen3ASRProcessor):
@@ -56,6 +58,8 @@ class Qwen3AlignerProcessor(Qwen3ASRProcessor):
     def words(self, text: str, language: str | None = None) -> list[str]:
         if language is not None and language not in _LANGUAGES.split():
             raise InputError("language", f"{language} cannot be aligned; these can: {_LANGUAGES}")
+        if language is None and _OTHER_SCRIPT.search(text):
+            raise InputError("language", f"text in this script cannot be aligned; these languages can: {_LANGUAGES}")
         return list(split_words(text, kana=language == "Japanese"))
 
     def alignment_prompt(self, item: MediaItem, words: Sequence[str]) -> Prompt:

@@ -73,7 +73,7 @@ ENDPOINTS = {
 """Paths with admission control, and the value of `endpoint` in their metrics."""
 EXPOSED_HEADERS = (
     *("x-request-id", "retry-after", "x-sample-rate", "x-channels", "x-bits-per-sample"),
-    "x-unspoken-text",
+    *("x-unspoken-text", "x-verification"),
 )
 """Response headers that pages of other origins may read (CORS)."""
 BYTES_PER_PIXEL = 3

@@ -28,6 +28,7 @@ from service.hub.catalog import OPENAI_PCM_RATE, Catalog, HostedModel, Task
 from service.link.config import PAGE_SIZE
 from service.media.audio_out import EncoderPool
 from service.media.loader import MediaLoader
+from service.media.voice_activity import VoiceActivity
 from service.metrics.metrics import Metrics
 from service.metrics.page import History
 from service.settings.settings import Settings
@@ -85,6 +86,7 @@ class ServerContext:
     grammars: GrammarChecks = field(default_factory=GrammarChecks)
     references: LruCache[bytes, np.ndarray] = field(default_factory=lambda: LruCache(CACHED_REFERENCES))
     turns: Turns = field(default_factory=Turns)
+    voice_activity: VoiceActivity = field(default_factory=VoiceActivity)
     field_warnings: FieldWarnings = field(default_factory=FieldWarnings)
     draining: bool = False
     """Whether the server is shutting down and accepts no new requests."""

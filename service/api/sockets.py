@@ -131,27 +131,35 @@ class Inbox:
             raise message
         return message
 
+    async def wait(self, work: asyncio.Task[None]) -> None:
+        """Until `work` has ended. WebSocketDisconnect if the client goes meanwhile."""
+        await asyncio.wait({work, self._reader}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done() and self._reader.result():
+            raise WebSocketDisconnect
+        await asyncio.wait({work})
+
     async def close(self) -> None:
         tasks = [task for task in (self._reader, self._asked) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self) -> None:
+    async def _read(self) -> bool:
+        """Return whether the client has gone; otherwise the server has no room."""
         while True:
             received = await self._socket.receive()
             if received["type"] == "websocket.disconnect":
                 # A lost connection has 1005, too, but no reason, not even an empty one.
                 self.goodbye = received.get("code") in GOODBYES and "reason" in received
                 await self._waiting.put((None, 0))
-                return
+                return True
             message = received.get("text") or received.get("bytes") or b""
             charged = len(message) if len(message) > FREE_BYTES else 0
             try:
                 self._ticket.grow(size=charged)
             except ApiError as error:
                 await self._waiting.put((error, 0))
-                return
+                return False
             await self._waiting.put((message, charged))
 
 

@@ -113,6 +113,10 @@ class Catalog:
     def of_kind(self, kind: Literal["chat", "speech"]) -> list[HostedModel]:
         return [model for model in self.models if model.kind == kind]
 
+    def of_task(self, task: Task) -> HostedModel | None:
+        """The first model for a task."""
+        return next((model for model in self.models if model.task == task), None)
+
     def names(self) -> list[str]:
         return list(self._by_name)
 

@@ -258,6 +258,12 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         ),
         _counter("audio_generated_seconds_total", "Seconds of generated audio.", "model"),
         _counter("speech_retries_total", "Unsent segments that ran to their cap and were generated again.", "model"),
+        _counter(
+            "speech_verifications_total",
+            "Attempts at a text that a recogniser heard, by outcome (passed, failed, unavailable).",
+            "model",
+            outcome=("passed", "failed", "unavailable"),
+        ),
         _counter("speech_preemptions_total", "Idle streams preempted: others that waited got their room.", "model"),
         _histogram("step_prediction_ratio", "Actual / predicted step time.", PREDICTION, "model", "kind"),
         _counter(

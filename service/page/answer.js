@@ -36,9 +36,12 @@ export class Answer {
     this.thoughts.lastChild.append(added);
   }
 
-  /** A sound that is heard while the answer is written. */
-  beginSound() {
-    this.sound = new Sound(() => this.#silent());
+  /** A sound that is heard while the answer is written. onSilence(): it has ended, or was stopped. */
+  beginSound(onSilence = () => {}) {
+    this.sound = new Sound(() => {
+      this.#silent();
+      onSilence();
+    });
     return this.sound;
   }
 

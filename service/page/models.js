@@ -3,10 +3,10 @@
 import { getJson } from "./api.js";
 import { byId, setOptions } from "./dom.js";
 
-const KINDS = ["chat", "speech"];
+const KINDS = ["chat", "speech", "transcription"];
 
-/** all: every model, once, under its first name. chat, speech: the one in use, null where none is hosted. */
-export const hosted = { chat: null, speech: null, all: [] };
+/** all: every model, once, under its first name. chat, speech, transcription: the one in use, null where none is hosted. */
+export const hosted = { chat: null, speech: null, transcription: null, all: [] };
 
 /** Fills `hosted` and the lists that choose a model. */
 export async function loadModels() {
@@ -24,6 +24,7 @@ export async function loadModels() {
   byId("ask").disabled = byId("sample").disabled = !hosted.chat;
   byId("say").disabled = !hosted.speech;
   byId("aloud-label").hidden = !hosted.speech;
+  byId("talk").hidden = !hosted.transcription;
 }
 
 /** Whether there is a choice. */
@@ -40,6 +41,7 @@ function choose(kind, id) {
   hosted[kind] = model;
   if (model && id) sessionStorage.setItem(stored(kind), model.id);
   for (const select of pickers(kind)) select.value = model?.id ?? "";
+  if (kind === "transcription") return;
   const none = kind === "chat" ? "No model that sees is hosted here." : "No model that speaks is hosted here.";
   byId(kind === "chat" ? "see-model" : "speak-model").textContent = about(kind, model) ?? none;
 }

@@ -10,12 +10,13 @@ import { hosted, several } from "./models.js";
 import { wake } from "./player.js";
 import { drawSample } from "./sample.js";
 import { hush } from "./sound.js";
+import { endTalk, startTalk } from "./talk.js";
 
 let messages = []; // of the conversation, in the API's form
 const error = byId("see-error");
 const question = byId("question");
 const attachments = new Attachments(byId("attached"), (message) => show(error, message));
-let running = null; // AbortController of the answer that is being written
+let running = null; // with abort(), the answer that is being written
 let sending = false; // until it is answered, from when the person asks: attachments may have to be read first
 
 export function startSee(active) {
@@ -57,6 +58,7 @@ export function startSee(active) {
     if (target.checked) wake();
     else hush();
   };
+  startTalk({ messages: () => messages, addQuestion, beginAnswer, speech, stop, busy, begun });
   byId("stop-answer").onclick = stop;
   byId("forget").onclick = forget;
   addEventListener("keydown", (event) => {
@@ -76,17 +78,17 @@ function stop() {
 
 function forget() {
   stop();
+  endTalk();
   messages = [];
   attachments.forget();
   byId("turns").replaceChildren();
-  byId("welcome").hidden = false;
-  byId("forget").hidden = true;
+  begun();
   show(error, "");
   question.focus();
 }
 
 async function send() {
-  if (sending) return;
+  if (sending || running) return;
   sending = true;
   await attachments.ready;
   await sendQuestion();
@@ -100,17 +102,9 @@ async function sendQuestion() {
     show(error, "There is no model to ask, or the server is not ready yet.");
     return;
   }
-  const media = attachments.take();
-  show(error, "");
   question.value = "";
   fit();
-  const asked = h("li", { class: "asked" });
-  if (media.length) asked.append(h("div", { class: "shown" }, ...media.map(thumbnail)));
-  if (text) asked.append(h("p", { dir: "auto" }, text));
-  messages.push({ role: "user", content: [...media.map(part), ...(text ? [{ type: "text", text }] : [])] });
-  byId("turns").append(asked);
-  begun();
-  attachments.keep(media);
+  const { asked, media } = addQuestion(text);
   const conversation = messages;
   const answered = await answer(media);
   if (answered || conversation !== messages) return;
@@ -122,34 +116,54 @@ async function sendQuestion() {
   begun();
 }
 
+/** Adds a question, with what is attached. asked: its element. */
+function addQuestion(text) {
+  show(error, "");
+  const media = attachments.take();
+  const asked = h("li", { class: "asked" });
+  if (media.length) asked.append(h("div", { class: "shown" }, ...media.map(thumbnail)));
+  if (text) asked.append(h("p", { dir: "auto" }, text));
+  const message = { role: "user", content: [...media.map(part), ...(text ? [{ type: "text", text }] : [])] };
+  messages.push(message);
+  byId("turns").append(asked);
+  attachments.keep(media);
+  begun();
+  return { asked, media, message };
+}
+
+/** An empty answer, and its sound if it is to be heard. onSilence(): the sound has ended, or was stopped. */
+function beginAnswer(onSilence) {
+  const written = new Answer({ speech, onError: (problem) => show(error, explain(problem)) });
+  byId("turns").append(written.element);
+  toEnd();
+  hush();
+  const sound = byId("aloud").checked && speech() ? written.beginSound(onSilence) : null;
+  return { written, sound };
+}
+
 /** Shows the welcome or what a conversation has. */
 function begun() {
-  byId("welcome").hidden = messages.length > 0;
-  byId("forget").hidden = !messages.length;
+  byId("welcome").hidden = byId("turns").childElementCount > 0;
+  byId("forget").hidden = !byId("welcome").hidden;
 }
 
 /** Asks for the answer to the conversation so far; whether there was one, if only a part. media: of its last question. */
 async function answer(media) {
   const model = hosted.chat;
   const conversation = messages;
-  const written = new Answer({ speech, onError: (problem) => show(error, explain(problem)) });
-  byId("turns").append(written.element);
-  toEnd();
-  hush();
-  const sound = byId("aloud").checked && speech() ? written.beginSound() : null;
-  running = new AbortController();
-  busy(true);
+  const { written, sound } = beginAnswer();
+  busy(new AbortController());
+  question.focus({ preventScroll: true });
   let facts = "";
   try {
     const result = await ask({
       model: model.id,
       messages: instructed(messages),
-      temperature: byId("temperature").value === "" ? null : Number(byId("temperature").value),
+      temperature: byId("temperature").valueAsNumber, // JSON has null for none
       speech: sound && speech(),
       signal: running.signal,
-      onText: (added) => written.addText(added),
-      onThought: (added) => written.addThought(added),
-      onAudio: (samples, rate) => sound.push(samples, rate),
+      written,
+      sound,
     });
     facts = [several("chat") && model.id, chatFacts(result, countMedia())].filter(Boolean).join(" · ");
     sound?.finish();
@@ -159,9 +173,9 @@ async function answer(media) {
     show(error, explainMedia(problem, media));
     facts = problem.name === "AbortError" ? "stopped" : "broken off";
   }
-  running = null;
   written.end(facts);
-  busy(false);
+  busy(null);
+  question.focus({ preventScroll: true });
   if (!written.text) {
     written.element.remove();
     return false;
@@ -192,8 +206,9 @@ function countMedia() {
   return messages.flatMap(({ content }) => (Array.isArray(content) ? content : [])).filter(({ type }) => type !== "text").length;
 }
 
-function busy(on) {
-  byId("ask").hidden = on;
-  byId("stop-answer").hidden = !on;
-  question.focus({ preventScroll: true });
+/** An answer is being made, which answer.abort() ends; null: none is. */
+function busy(answer) {
+  running = answer;
+  byId("ask").hidden = Boolean(answer);
+  byId("stop-answer").hidden = !answer;
 }

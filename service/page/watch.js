@@ -202,7 +202,7 @@ function card(model, device, now, minute) {
     ["context", `${number(model.max_model_len)} tokens`],
   ];
   if (device !== "cpu") facts.push(["steps replayed", percent(share(grown("steps_total", { route: "replay" }), steps))]);
-  if (model.kind === "chat") {
+  if (model.kind !== "speech") {
     const hits = grown("encoder_cache_hits_total");
     const looked = grown("prefix_cache_query_tokens_total");
     facts.push(
@@ -217,10 +217,11 @@ function card(model, device, now, minute) {
     );
   }
   return h("article", { class: "card" },
-    h("h2", {}, model.id, " ", h("span", { class: "kind" }, model.kind === "chat" ? "sees" : "speaks")),
+    h("h2", {}, model.id, " ", h("span", { class: "kind" }, DOES[model.kind] ?? model.kind)),
     h("dl", {}, ...facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
     h("label", { class: "meter" }, `KV cache ${percent(used)}`, h("meter", { min: 0, max: 1, high: 0.9, value: used })),
   );
 }
 
+const DOES = { chat: "sees", speech: "speaks", transcription: "hears" };
 const words = (value) => (value === null ? "–" : value.toFixed(2));

@@ -15,7 +15,11 @@ import pytest
 import soundfile
 
 from benchmarks.servers.footprint import footprint, wait_settled
+from service.media.audio_formats import G711_RATE
+from service.media.reference_audio import resample
+from tests.clients.conftest import seconds_of
 from tests.support.processes import ROOT, ServerProcess, served
+from tests.support.servers import RunningServer
 from tests.support.victims import SMALL
 from tests.support.waiting import GENEROUS
 
@@ -34,7 +38,7 @@ class Node:
     server: ServerProcess
     temporary: Path
 
-    def seen(self, script: str, *arguments: Path, **started: int) -> Any:
+    def seen(self, script: str, *arguments: str | Path, **started: int) -> Any:
         """What a script saw. started: processes that the server starts for it, by role; nothing else is left."""
         held = (self.server.process.pid, self.server.url, self.temporary)
         before = footprint(*held)
@@ -81,8 +85,12 @@ def test_chat_speech_and_errors(node: Node, tmp_path: Path) -> None:
     assert errors["key"]["name"] == "AuthenticationError" and errors["key"]["code"] == "invalid_api_key"
 
 
-def test_realtime(node: Node) -> None:
-    seen = node.seen("realtime.mjs", CERTIFICATE, grammars=1)  # which checks the tool's
+def test_realtime(node: Node, hearing_server: RunningServer, recording: Path, tmp_path: Path) -> None:
+    call = tmp_path / "call.raw"
+    samples, rate = soundfile.read(recording, dtype="float32")
+    soundfile.write(call, resample(samples, rate, G711_RATE), G711_RATE, "ULAW", format="RAW")
+    # A process for grammars checks the tool's.
+    seen = node.seen("realtime.mjs", CERTIFICATE, hearing_server.url, call, grammars=1)
     assert seen["session"]["model"] == "qwen2_vl" and seen["session"]["type"] == "realtime"
     assert seen["updated"]["instructions"] == "Be brief." and seen["updated"]["audio"]["output"]["voice"] == "alloy"
     assert seen["asked"] == {"role": "user", "sent": True}
@@ -100,3 +108,5 @@ def test_realtime(node: Node) -> None:
     assert seen["closed"] == 1000 and seen["types"].count("response.done") == 3
     assert seen["browser"] == "qwen2_vl" and seen["protocol"] == "realtime"
     assert "401" in seen["stranger"]
+    assert seen["detection"] == "server_vad" and seen["heard"] == seen["replied"]
+    assert 1000 * seconds_of(seen["heard"]) == pytest.approx(seen["stopped"] - seen["started"], abs=10)

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from tests.clients.conftest import seconds_of
+from tests.support.fake_talker import ENDLESS
 from tests.support.processes import ROOT, ServerProcess
 from tests.support.reranker import running_reranker
 from tests.support.servers import RunningServer, running_server
@@ -77,6 +79,34 @@ def test_voice_agents(embedded_server: ServerProcess, script: str) -> None:
     if "unsupported" in realtime:
         heard = ["session.audio.input.transcription", "session.audio.input.turn_detection"]
         assert realtime["unsupported"] == heard
+
+
+WHOLE = "6.27 s."
+"""The transcript of the whole recording."""
+
+
+def test_voice_agents_that_are_spoken_to(hearing_server: RunningServer, recording: Path) -> None:
+    interpreter = environment("requirements.txt", sys.executable)
+    seen = seen_by("livekit_hears.py", interpreter, hearing_server, "tiny", str(recording), f"!endless {ENDLESS}.")
+    assert seen["recognized"] == {"text": WHOLE, "language": "en"}
+    streamed, talked = seen["streamed"], seen["talked"]
+    kinds = ["start_of_speech", "end_of_speech", "interim_transcript", "final_transcript", "recognition_usage"]
+    assert streamed["kinds"] == kinds
+    assert seconds_of(streamed["text"]) == pytest.approx(streamed["seconds"], abs=0.01)
+    assert 4.8 < streamed["seconds"] < 5.6
+    assert talked["errors"] == [] and talked["unsupported"] == []
+    assert talked["input"]["turn_detection"]["type"] == "semantic_vad"
+    assert talked["done"] == [{"type": "cancelled", "reason": "turn_detected"}, {"type": "completed"}]
+    assert talked["truncated"] == [20] and talked["heard"][-1] == talked["text"]
+    assert 4.8 < seconds_of(talked["text"]) < 5.8 and talked["seconds"] > 0
+    seen = seen_by("pipecat_hears.py", interpreter, hearing_server, "tiny", str(recording))
+    assert seen["recognized"] == [WHOLE]
+    assert seconds_of(seen["committed"]["text"]) == pytest.approx(seconds_of(WHOLE), abs=0.05)
+    turn = ["ProposedUserStartedSpeakingFrame", "ProposedUserStoppedSpeakingFrame"]
+    for one in (seen["detected"], seen["talked"]):
+        assert 4.8 < seconds_of(one["text"]) < 5.8 and {*one["turns"]} == {*turn}
+    assert [seen[name]["errors"] for name in ("committed", "detected", "talked")] == [[]] * 3
+    assert seen["talked"]["seconds"] > 0
 
 
 def test_home_assistant(embedded_server: ServerProcess) -> None:

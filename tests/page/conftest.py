@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
-from tests.media.samples import sound, tone
+from tests.media.samples import sound
+from tests.models.qwen3_asr.golden import samples
 from tests.page.browser import Page, chromium
 from tests.support.processes import ServerProcess, served
 
@@ -22,7 +24,7 @@ def embedded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     folder = tmp_path_factory.mktemp("browser")
     microphone = folder / "microphone.wav"
-    microphone.write_bytes(sound(tone(220, 48_000, 4.0), 48_000, "WAV"))
+    microphone.write_bytes(sound(np.append(samples("speech"), np.zeros(32_000)), 16_000, "WAV"))
     with chromium(folder, microphone) as page:
         yield page
 

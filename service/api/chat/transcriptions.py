@@ -7,7 +7,6 @@ import asyncio
 import math
 import re
 import time
-import uuid
 import zlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -26,7 +25,6 @@ from models.interfaces.processor import AlignedWord, Aligner, AudioInput, Transc
 from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
 from service.api.chat.schema import ChatRequestBody, TokenLogprob
 from service.api.context import ServerContext, context_of
-from service.api.engines.request_stream import RequestGroup
 from service.api.http.admission import Decoding
 from service.api.http.errors import ApiError, bad_request
 from service.api.http.form import parse_form, text_fields
@@ -34,10 +32,9 @@ from service.api.http.json_body import of_texts
 from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.streaming import DONE, event, event_stream, unless_disconnected
+from service.api.speech.hearing import align
 from service.api.tracing import phase
 from service.hub.catalog import HostedModel
-from service.link.messages import ChatRequest
-from service.link.sampling import SamplingParams
 from service.system.concurrency import all_results, merged
 
 router = APIRouter()
@@ -190,7 +187,7 @@ async def transcribe(request: Request) -> Response:
     form = await parse_form(request, "file and model", MAX_FIELDS)
     try:
         body = _read(form, context)
-        _refuse(body, aligns=_aligner(context) is not None)
+        _refuse(body, aligns=context.catalog.of_task("alignment") is not None)
         model = context.model(body.model, "transcription", record)
         async with asyncio.timeout(context.settings.request_timeout):
             hearing = await unless_disconnected(request, _prepared(context, body, model, form, record))
@@ -212,7 +209,7 @@ async def translate(request: Request) -> Response:
 
 
 def _require_recogniser(context: ServerContext) -> None:
-    if not any(model.task == "transcription" for model in context.catalog.models):
+    if context.catalog.of_task("transcription") is None:
         message = "This server has no speech recognition: host a model that has, such as Qwen/Qwen3-ASR-0.6B."
         raise ApiError(404, message, code="no_speech_recognition")
 
@@ -230,10 +227,6 @@ def _read(form: FormData, context: ServerContext) -> TranscriptionForm:
     context.field_warnings.warn(PATH, set(values) - set(TranscriptionForm.__struct_fields__))
     body: TranscriptionForm = of_texts(values, TranscriptionForm)
     return body
-
-
-def _aligner(context: ServerContext) -> HostedModel | None:
-    return next((model for model in context.catalog.models if model.task == "alignment"), None)
 
 
 def _refuse(body: TranscriptionForm, *, aligns: bool) -> None:
@@ -317,51 +310,45 @@ async def pieces_of(
     return [Piece(one, end - length, end) for one, end, length in zip(cut, ends.tolist(), lengths, strict=True)]
 
 
+@dataclass(eq=False)
 class Hearing:
-    """A request whose recording is transcribed."""
+    """A request whose recording is transcribed. language: the model's name of it; None: the model tells."""
 
-    def __init__(
-        self,
-        context: ServerContext,
-        body: TranscriptionForm,
-        model: HostedModel,
-        audio: AudioInput,
-        language: str | None,
-        record: RequestRecord,
-        pieces: Sequence[Piece],
-    ) -> None:
-        self._context = context
-        self._body = body
-        self._model = model
-        self._audio = audio
-        self._language = language
-        self._record = record
-        self._pieces = pieces
-        self._turns = asyncio.Semaphore(AT_ONCE)
-        self._tag = model.chat_processor.detokenize([audio.start_id]).decode()
+    context: ServerContext
+    body: TranscriptionForm
+    model: HostedModel
+    audio: AudioInput
+    language: str | None
+    record: RequestRecord
+    pieces: Sequence[Piece]
+    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+
+    def __post_init__(self) -> None:
+        self._tag = self.model.chat_processor.detokenize([self.audio.start_id]).decode()
 
     async def hear_all(self) -> None:
         async def hear(piece: Piece) -> None:
             async with self._turns:
                 job = piece.job = await self._job(piece)
-                await tried_again(self._context, job, 0, lambda: collect(piece, job))
+                await tried_again(self.context, job, 0, lambda: collect(piece, job))
 
         async def collect(piece: Piece, job: ChatJob) -> None:
             async with aclosing(self._text(piece, job)) as texts:
                 async for _ in texts:
                     pass
 
-        await all_results([hear(piece) for piece in self._pieces])
+        await all_results([hear(piece) for piece in self.pieces])
 
     async def align(self) -> None:
         """Find the times of the words, if the answer has them and an aligner is hosted. Captions in a language that it
         does not know do without; InputError for words in one."""
-        wanted, model = "word" in self._body.timestamp_granularities, _aligner(self._context)
-        if model is None or not (wanted or self._body.response_format in ("srt", "vtt")):
+        wanted = "word" in self.body.timestamp_granularities
+        model = self.context.catalog.of_task("alignment")
+        if model is None or not (wanted or self.body.response_format in ("srt", "vtt")):
             return
-        name, aligner = model.name, cast(Aligner, model.processor)
+        aligner = cast(Aligner, model.processor)
 
-        async def align(piece: Piece) -> None:
+        async def timed(piece: Piece) -> None:
             said = self._transcript(piece)
             try:
                 words = aligner.words(said.text, said.language)
@@ -370,20 +357,11 @@ class Hearing:
                     raise
                 return
             if words:
-                prompt = await self._context.in_thread(
-                    lambda: aligner.alignment_prompt(aligner.item(piece.samples), words)
-                )
-                owner = self._context.owner(self._record.client)
-                sampling = SamplingParams(max_tokens=1, temperature=0.0)
-                id = f"align-{uuid.uuid4().hex}"
-                request = ChatRequest(id, name, prompt.salted(owner), sampling, self._record.arrival)
-                async with self._turns, aclosing(self._context.engine.submit(request, RequestGroup())) as deltas:
-                    classes = [delta.classes async for delta in deltas][-1]
-                assert classes is not None
-                found = aligner.aligned(words, classes)
+                async with self._turns:
+                    found = await align(self.context, words, lambda: piece.samples, self.record)
                 piece.words = [replace(one, start=piece.start + one.start, end=piece.start + one.end) for one in found]
 
-        await all_results([align(piece) for piece in self._pieces])
+        await all_results([timed(piece) for piece in self.pieces])
 
     async def events(self) -> AsyncGenerator[bytes]:
         async with aclosing(self.deltas()) as deltas:
@@ -405,61 +383,61 @@ class Hearing:
                         yield text
             yield ""  # its end
 
-        said, waiting, ended = "", [""] * len(self._pieces), set[int]()
+        said, waiting, ended = "", [""] * len(self.pieces), set[int]()
         current, begun, sent = 0, False, 0
-        async with aclosing(merged([hear(piece) for piece in self._pieces])) as heard:
+        async with aclosing(merged([hear(piece) for piece in self.pieces])) as heard:
             async for index, text in heard:
                 waiting[index] += text
                 ended |= set() if text else {index}
-                while current < len(self._pieces):
+                while current < len(self.pieces):
                     if text := waiting[current]:
                         delta = text if begun else self._joined(said, text)[len(said) :]
-                        tokens = self._tokens(self._pieces[current], sent)
-                        yield TranscriptDelta(delta, tokens if self._body.include else UNSET)
+                        tokens = self._tokens(self.pieces[current], sent)
+                        yield TranscriptDelta(delta, tokens if self.body.include else UNSET)
                         said, waiting[current], begun, sent = said + delta, "", True, sent + len(tokens)
                     if current not in ended:
                         break
                     current, begun, sent = current + 1, False, 0
 
     def answer(self) -> Response:
-        kind, whole = self._body.response_format, self._whole()
+        kind, whole = self.body.response_format, self._whole()
         if kind in ("srt", "vtt"):
             return Response(self._captions(kind), media_type="text/vtt" if kind == "vtt" else "text/plain")
         if kind == "text":
             return Response(f"{whole.text}\n", media_type="text/plain")
         if kind == "json":
             return Response(msgspec.json.encode(Transcription(**self._fields())), media_type=JSON)
-        seconds = self._pieces[-1].end
-        segments = [self._segment(index, piece) for index, piece in enumerate(self._pieces)]
+        seconds = self.pieces[-1].end
+        segments = [self._segment(index, piece) for index, piece in enumerate(self.pieces)]
         language = (whole.language or "").split(",")[0].lower()
         said = [one for one in segments if one.text]
         verbose = VerboseTranscription(language, seconds, whole.text, said, DurationUsage(seconds))
-        if "word" in self._body.timestamp_granularities:
-            words = [TranscribedWord(one.word, one.start, one.end) for piece in self._pieces for one in piece.words]
+        if "word" in self.body.timestamp_granularities:
+            words = [TranscribedWord(one.word, one.start, one.end) for piece in self.pieces for one in piece.words]
             verbose = msgspec.structs.replace(verbose, words=words)
         return Response(msgspec.json.encode(verbose), media_type=JSON)
 
     async def _job(self, piece: Piece) -> ChatJob:
         """ApiError that names the file if its piece is too long for the model's cache."""
-        hints = "\n".join(filter(None, (self._body.prompt, ", ".join(self._body.keywords))))
-        audio, language = self._audio, self._language
+        hints = "\n".join(filter(None, (self.body.prompt, ", ".join(self.body.keywords))))
+        audio, language = self.audio, self.language
 
         def make() -> tuple[Any, int]:
             item = audio.item(piece.samples)
             return audio.prompt(item, context=hints, language=language), audio.max_new_tokens(item)
 
-        prompt, most = await self._context.in_thread(make)
-        verbose = self._body.response_format == "verbose_json"
+        prompt, most = await self.context.in_thread(make)
+        verbose = self.body.response_format == "verbose_json"
         asked = ChatRequestBody(
-            model=self._model.name,
+            model=self.model.name,
             messages=[],
             max_tokens=most,
-            temperature=self._body.temperature,
-            logprobs=verbose or bool(self._body.include),
+            temperature=self.body.temperature,
+            logprobs=verbose or bool(self.body.include),
             top_logprobs=ALTERNATIVES if verbose else 0,
         )
         try:
-            return await prepare_job(self._context, asked, self._record, raw=prompt, task="transcription")
+            return await prepare_job(self.context, asked, self.record, raw=prompt, task="transcription")
         except ApiError as error:
             if error.param != "messages":
                 raise
@@ -468,8 +446,8 @@ class Hearing:
     async def _text(self, piece: Piece, job: ChatJob) -> AsyncGenerator[str]:
         """What is said in a piece, as it comes, without white space at the ends."""
         piece.raw, piece.logprobs = "", []
-        begun, held, said = self._language is not None, "", False
-        async with aclosing(generate(self._context, job, 0)) as deltas:
+        begun, held, said = self.language is not None, "", False
+        async with aclosing(generate(self.context, job, 0)) as deltas:
             async for delta in deltas:
                 piece.raw += delta.content
                 piece.logprobs += delta.logprobs
@@ -485,13 +463,13 @@ class Hearing:
                     yield text
 
     def _whole(self) -> Transcript:
-        return self._audio.joined([self._transcript(piece) for piece in self._pieces])
+        return self.audio.joined([self._transcript(piece) for piece in self.pieces])
 
     def _transcript(self, piece: Piece) -> Transcript:
-        return self._audio.transcript(piece.raw, self._language)
+        return self.audio.transcript(piece.raw, self.language)
 
     def _joined(self, *texts: str) -> str:
-        return self._audio.joined([Transcript(None, text) for text in texts]).text
+        return self.audio.joined([Transcript(None, text) for text in texts]).text
 
     def _tokens(self, piece: Piece, start: int = 0) -> list[TranscribedToken]:
         """The tokens of what is said, from `start`: those behind the tag, or all if there is none."""
@@ -500,18 +478,18 @@ class Hearing:
 
     def _fields(self) -> dict[str, Any]:
         """Of Transcription and TranscriptDone."""
-        whole, codes = self._whole(), {name: code for code, name in self._audio.languages.items()}
+        whole, codes = self._whole(), {name: code for code, name in self.audio.languages.items()}
         names = whole.language.split(",") if whole.language else []
-        usages = [piece.job.usage() for piece in self._pieces if piece.job is not None]
+        usages = [piece.job.usage() for piece in self.pieces if piece.job is not None]
         heard = sum(one.prompt_tokens_details.audio_tokens for one in usages)
         read, written = sum(one.prompt_tokens for one in usages), sum(one.completion_tokens for one in usages)
-        self._record.notes |= {"prompt_tokens": read, "tokens": written}
-        entries = [entry for piece in self._pieces for entry in self._tokens(piece)]
+        self.record.notes |= {"prompt_tokens": read, "tokens": written}
+        entries = [entry for piece in self.pieces for entry in self._tokens(piece)]
         return {
             "text": whole.text,
             "languages": [TranscribedLanguage(codes[name]) for name in names if name in codes],
             "usage": TokenUsage(read, written, read + written, InputTokenDetails(heard, read - heard)),
-            "logprobs": entries if self._body.include else UNSET,
+            "logprobs": entries if self.body.include else UNSET,
         }
 
     def _segment(self, index: int, piece: Piece) -> TranscriptionSegment:
@@ -525,8 +503,8 @@ class Hearing:
             start=piece.start,
             end=piece.end,
             text=text,
-            tokens=self._model.chat_processor.tokenize(text),
-            temperature=self._body.temperature,
+            tokens=self.model.chat_processor.tokenize(text),
+            temperature=self.body.temperature,
             avg_logprob=mean,
             compression_ratio=len(raw) / len(zlib.compress(raw)),
             no_speech_prob=max((math.exp(top.logprob) for top in silent), default=0.0),
@@ -535,7 +513,7 @@ class Hearing:
     def _captions(self, kind: Literal["srt", "vtt"]) -> str:
         """Cues of sentences where words have times, else one for each piece in which somebody speaks."""
         mark = "," if kind == "srt" else "."
-        said = [(piece, text) for piece in self._pieces if (text := self._transcript(piece).text)]
+        said = [(piece, text) for piece in self.pieces if (text := self._transcript(piece).text)]
         blocks = ["WEBVTT"] if kind == "vtt" else []
         cues = [cue for piece, text in said for cue in sentences(text, piece.words) or [(piece.start, piece.end, text)]]
         for number, (start, end, text) in enumerate(cues, 1):

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -151,7 +151,7 @@ class Answer:
     _calls: list[Output] = field(default_factory=list)
     _outputs: list[Output] = field(default_factory=list)
     """The message and the calls, in order."""
-    _cancelled: bool = False
+    _cancelled: Literal["client_cancelled", "turn_detected"] | None = None
     _ending: bool = False
     _telling: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while events that belong together are sent, so that a client that cancels gets all of them or none."""
@@ -162,11 +162,11 @@ class Answer:
         self._body = _request(self.record.model, self.config, [turn.message for turn in self.turns])
         self.task = asyncio.create_task(self._run())
 
-    async def cancel(self) -> None:
-        """The client cancels. Returns when the last event has been sent; by then nothing is left in the engine."""
+    async def cancel(self, reason: Literal["client_cancelled", "turn_detected"] = "client_cancelled") -> None:
+        """Return when the last event has been sent; by then nothing is left in the engine."""
         async with self._telling:
             if not self._ending:
-                self._cancelled = True
+                self._cancelled = reason
                 self.task.cancel()
         await asyncio.wait({self.task})
 
@@ -180,10 +180,10 @@ class Answer:
             details = await self._generate()
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if not self._cancelled or task is None:
+            if self._cancelled is None or task is None:
                 raise
             task.uncancel()
-            details = schema.StatusDetails(type="cancelled", reason="client_cancelled")
+            details = schema.StatusDetails(type="cancelled", reason=self._cancelled)
         except (StreamClosed, WebSocketDisconnect):
             raise
         except Exception as error:

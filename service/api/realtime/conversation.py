@@ -206,6 +206,9 @@ class Conversation:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, id: str) -> bool:
+        return id in self._entries
+
     @property
     def last_id(self) -> str | None:
         return next(reversed(self._entries), None)

@@ -6,10 +6,11 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from models.interfaces.errors import InputError
 from models.interfaces.processor import AudioInput
@@ -23,17 +24,22 @@ from service.api.realtime.schema import (
     RealtimeFormat,
     RealtimeInput,
     RealtimeTranscription,
+    SemanticVad,
+    ServerVad,
     TranscriptionFailure,
 )
 from service.hub.catalog import HostedModel
 from service.media.audio_formats import CHAT_FORMATS, REALTIME_FORMATS
 from service.media.reference_audio import resample
+from service.media.voice_activity import Boundary, TurnDetector, VoiceStream
 
 MAX_SECONDS = 600
 """Of audio that has not been committed."""
+KEPT_SECONDS = 30
+"""Of audio in which no turn was detected: a client may still commit it."""
+DETECTED_SECONDS = 4
+"""Of audio that a step of detection takes, which bounds its memory."""
 EVENT = "conversation.item.input_audio_transcription"
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 
 def g711_levels(law: str) -> np.ndarray:
@@ -60,8 +66,15 @@ class Ears:
         self._record = record
         self._tell = tell
         self._audio = bytearray()
+        self._begin_ms = 0.0
+        """Where the buffer begins, since the session began."""
         self._format = PCM
         self._options = RealtimeTranscription()
+        self.detection: ServerVad | SemanticVad | None = ServerVad()
+        self._detector: TurnDetector | None = None
+        self._seen = 0
+        """Bytes of the buffer that detection has seen."""
+        self._restart_detection()
         self.tells = False
         """Whether the client has asked for transcripts."""
 
@@ -77,15 +90,24 @@ class Ears:
                 self._hears(self._named(options)).language(options.language)
             except InputError as error:
                 raise invalid(f"{at}.transcription.language", str(error)) from error
-        if format.type != self._format.type:
-            self.clear()
+        detection = self.detection
+        if given.turn_detection is not UNSET:
+            on = given.turn_detection is not False
+            detection = _read(given.turn_detection if on else None, ServerVad | SemanticVad, f"{at}.turn_detection")
+        changed = format.type != self._format.type
+        if changed:
+            self.take()
         self._format = RealtimeFormat(type=format.type, rate=format.sample_rate)
+        if changed or detection != self.detection:
+            self.detection = detection
+            self._restart_detection()
         if options is not None:
             self._options, self.tells, self.model = options, True, self._named(options)
-        return msgspec.structs.replace(now, format=self._format, transcription=options)
+        return msgspec.structs.replace(now, format=self._format, transcription=options, turn_detection=detection)
 
-    def append(self, audio: str) -> None:
-        """audio: base64 of the next samples. ApiError where the buffer is full, 503 where the server is."""
+    async def append(self, audio: str) -> list[Boundary]:
+        """The boundaries of turns that the next samples complete, in milliseconds of the session. audio: base64.
+        ApiError where the buffer is full, 503 where the server is."""
         try:
             data = base64.b64decode(audio, validate=True)
         except (binascii.Error, ValueError):
@@ -96,20 +118,74 @@ class Ears:
             raise invalid("audio", problem, "input_audio_buffer_full")
         self._record.ticket.grow(size=len(data))
         self._audio += data
+        return [] if self._detector is None else await self._detect(self._detector)
 
-    def clear(self) -> None:
-        self._record.ticket.adjust(-len(self._audio))
-        self._audio.clear()
+    async def _detect(self, detector: TurnDetector) -> list[Boundary]:
+        boundaries = []
+        step = DETECTED_SECONDS * self._format.bytes_per_second
+        whole = len(self._audio) // self._width * self._width
+        for start in range(self._seen, whole, step):
+            samples = _decoded(bytes(self._audio[start : min(start + step, whole)]), self._format)
+            found = await self._context.voice_activity.probabilities(self._stream, samples, self._context.in_thread)
+            boundaries += [one for one in map(detector.update, found.tolist()) if one is not None]
+        self._seen = whole
+        if not boundaries and not detector.speaking:
+            self._drop(whole - KEPT_SECONDS * self._format.bytes_per_second)
+        return [Boundary(one.starts, one.ms + self._detected_from) for one in boundaries]
+
+    def _restart_detection(self) -> None:
+        """Begin at the end of the buffer: nobody speaks."""
+        vad = self.detection.stands_for if isinstance(self.detection, SemanticVad) else self.detection
+        if vad is None:
+            self._detector = None
+        else:
+            self._detector = TurnDetector(vad.threshold, vad.prefix_padding_ms, vad.silence_duration_ms)
+        self._stream = VoiceStream(self._format.sample_rate)
+        self._seen = len(self._audio)
+        self._detected_from: float = self._begin_ms + 1000 * self._seen / self._format.bytes_per_second
+
+    @property
+    def _width(self) -> int:
+        """Bytes of a sample."""
+        return self._format.bytes_per_second // self._format.sample_rate
+
+    def _offset(self, ms: float) -> int:
+        """Where the sample at this time of the session is in the buffer."""
+        samples = round((ms - self._begin_ms) * self._format.sample_rate / 1000)
+        return min(len(self._audio), max(0, samples * self._width))
+
+    def _drop(self, size: int) -> None:
+        """size: bytes; nothing where it is negative."""
+        size = max(0, size)
+        del self._audio[:size]
+        self._record.ticket.adjust(-size)
+        self._seen = max(0, self._seen - size)
+        self._begin_ms += 1000 * size / self._format.bytes_per_second
+
+    def take(self, end_ms: float | None = None) -> bytes:
+        """The buffer up to there, which it loses. None: all of it, and what is said next is another turn."""
+        end = len(self._audio) if end_ms is None else self._offset(end_ms)
+        data = bytes(self._audio[:end])
+        self._drop(end)
+        if end_ms is None:
+            self._restart_detection()
+        return data
+
+    def drop_until(self, ms: float) -> None:
+        self._drop(self._offset(ms))
 
     @property
     def empty(self) -> bool:
         return not self._audio
 
-    async def transcribe(self, item_id: str) -> str:
-        """What is said in the buffer, which is empty then; "" where that failed. The client is told of it if it has
-        asked for that."""
-        data = bytes(self._audio)
-        self.clear()
+    @property
+    def speaking(self) -> bool:
+        """Whether a turn has begun that was not committed."""
+        return self._detector is not None and self._detector.speaking
+
+    async def transcribe(self, item_id: str, data: bytes) -> str:
+        """What is said in samples of the buffer; "" where that failed. The client is told of it if it has asked for
+        that."""
         context, place = self._context, {"item_id": item_id, "content_index": 0}
         ticket = context.admission.ticket("realtime")
         record = RequestRecord(self._record.request_id, "realtime", ticket, self._record.client, model=self.model.name)
@@ -136,14 +212,10 @@ class Ears:
 
     async def _hearing(self, record: RequestRecord, data: bytes) -> Hearing:
         audio, options = self._hears(self.model), self._options
-        law = CHAT_FORMATS[REALTIME_FORMATS[self._format.type]]
+        format = self._format
 
         def samples() -> np.ndarray:
-            if law == "pcm":
-                heard = np.frombuffer(data[: len(data) // 2 * 2], "<i2").astype(np.float32)
-            else:
-                heard = g711_levels(law)[np.frombuffer(data, np.uint8)]
-            return resample(heard / 32768, self._format.sample_rate, audio.sample_rate)
+            return resample(_decoded(data, format), format.sample_rate, audio.sample_rate)
 
         form = TranscriptionForm(
             file="", model=self.model.name, prompt=options.prompt or "", keywords=options.keywords or []
@@ -165,7 +237,17 @@ class Ears:
         return audio
 
 
-def _read(value: Any, kind: type[T], field: str) -> T | None:
+def _decoded(data: bytes, format: RealtimeFormat) -> np.ndarray:
+    """float32 [n] of samples in the format of the session."""
+    law = CHAT_FORMATS[REALTIME_FORMATS[format.type]]
+    if law == "pcm":
+        levels = np.frombuffer(data[: len(data) // 2 * 2], "<i2").astype(np.float32)
+    else:
+        levels = g711_levels(law)[np.frombuffer(data, np.uint8)]
+    return levels / 32768
+
+
+def _read(value: Any, kind: Any, field: str) -> Any:
     try:
         return None if value is None else msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -96,11 +96,12 @@ class RealtimeOutput(VoiceOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RealtimeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Audio that clients send. transcription (RealtimeTranscription) and format (RealtimeFormat) are in force where a
-    model that hears is hosted; the others are null."""
+    """Audio that clients send. transcription (RealtimeTranscription), format (RealtimeFormat) and turn_detection
+    (ServerVad, SemanticVad, or null: the client commits) are in force where a model that hears is hosted; otherwise
+    they are null, as is noise_reduction."""
 
     format: Any = None
-    turn_detection: Any = None
+    turn_detection: Any = UNSET
     transcription: Any = None
     noise_reduction: Any = None
 
@@ -114,6 +115,36 @@ class RealtimeTranscription(msgspec.Struct, frozen=True, kw_only=True, omit_defa
     prompt: Annotated[str, Meta(max_length=4096)] | None = None
     keywords: Annotated[list[str], Meta(max_length=256)] | None = None
     delay: str | None = None
+
+
+class TurnDetection(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """create_response: answer at the end of a turn. interrupt_response: end an answer at the beginning of one."""
+
+    create_response: bool = True
+    interrupt_response: bool = True
+
+
+class ServerVad(TurnDetection, frozen=True, kw_only=True, tag="server_vad"):
+    """threshold: probability of speech. prefix_padding_ms: audio before a turn that belongs to it. silence_duration_ms:
+    silence that ends a turn."""
+
+    threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    prefix_padding_ms: Annotated[int, Meta(ge=0, le=10_000)] = 300
+    silence_duration_ms: Annotated[int, Meta(ge=0, le=10_000)] = 500
+
+
+class SemanticVad(TurnDetection, frozen=True, kw_only=True, tag="semantic_vad"):
+    """Stands for a ServerVad whose silence depends on eagerness."""
+
+    eagerness: Literal["low", "medium", "high", "auto"] = "auto"
+
+    @property
+    def stands_for(self) -> ServerVad:
+        return ServerVad(silence_duration_ms=SEMANTIC_SILENCE[self.eagerness])
+
+
+SEMANTIC_SILENCE = {"low": 1200, "medium": 700, "high": 400, "auto": 700}
+"""Milliseconds by eagerness."""
 
 
 class RealtimeAudio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -185,7 +216,7 @@ class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     output_modalities: list[Modality]
     instructions: str = ""
     max_output_tokens: Tokens = "inf"
-    audio: RealtimeAudio = RealtimeAudio(input=RealtimeInput(format=PCM), output=RealtimeOutput(format=PCM))
+    audio: RealtimeAudio
     truncation: Truncation = "disabled"
     temperature: float | UnsetType = UNSET
     seed: int | UnsetType = UNSET
@@ -287,7 +318,7 @@ class AudioAppend(ClientEvent, frozen=True, kw_only=True, tag=AUDIO_CHUNK):
 
 
 class AudioCommit(ClientEvent, frozen=True, kw_only=True, tag="input_audio_buffer.commit"):
-    """What was appended is transcribed, and becomes an item."""
+    """What was appended becomes an item, and is transcribed."""
 
 
 class AudioClear(ClientEvent, frozen=True, kw_only=True, tag="input_audio_buffer.clear"):
@@ -355,7 +386,7 @@ ResponseStatus = Literal["in_progress", "completed", "cancelled", "failed", "inc
 
 class StatusDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: ResponseStatus
-    reason: Literal["client_cancelled", "max_output_tokens"] | None = None
+    reason: Literal["client_cancelled", "turn_detected", "max_output_tokens"] | None = None
     error: RealtimeFailure | None = None
 
 
@@ -409,6 +440,8 @@ SERVER_EVENTS: dict[str, dict[str, Any]] = {
     "conversation.item.truncated": {"item_id": str, "content_index": int, "audio_end_ms": int},
     "input_audio_buffer.committed": {"item_id": str, "previous_item_id": str | None},
     "input_audio_buffer.cleared": {},
+    "input_audio_buffer.speech_started": {"item_id": str, "audio_start_ms": int},
+    "input_audio_buffer.speech_stopped": {"item_id": str, "audio_end_ms": int},
     "conversation.item.input_audio_transcription.delta": HEARD | {"delta": str},
     "conversation.item.input_audio_transcription.completed": HEARD
     | {"transcript": str, "languages": list[TranscribedLanguage], "usage": TokenUsage},

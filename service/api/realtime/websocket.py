@@ -38,9 +38,20 @@ from service.api.realtime.conversation import (
     max_items,
 )
 from service.api.realtime.listening import Ears
-from service.api.realtime.schema import NO_RECOGNITION, RealtimeConfig, ServerEvent, new_id, server_event
+from service.api.realtime.schema import (
+    NO_RECOGNITION,
+    PCM,
+    RealtimeAudio,
+    RealtimeConfig,
+    RealtimeInput,
+    RealtimeOutput,
+    ServerEvent,
+    new_id,
+    server_event,
+)
 from service.api.sockets import NOT_JSON, POLICY, Inbox, StreamClosed, run_session, send
 from service.hub.catalog import HostedModel
+from service.media.voice_activity import Boundary
 
 router = APIRouter()
 
@@ -56,7 +67,7 @@ MAX_UPDATE = 1 << 18
 
 websocket(
     PATH,
-    "Converse in text and pictures; answers are written or spoken.",
+    "Converse in text, pictures and speech; answers are written or spoken.",
     client=schema.AnyClientEvent,
     server=schema.AnyServerEvent,
 )
@@ -79,10 +90,20 @@ class Session:
         self._record = record
         self._id = new_id("sess")
         self._conversation = Conversation(context.settings, record.ticket)
-        self._config = RealtimeConfig(output_modalities=["audio" if _speaks(context) else "text"])
         self._answer: Answer | None = None
         hosted = next((model for model in context.catalog.models if model.task == "transcription"), None)
         self._ears = None if hosted is None else Ears(context, record, hosted, self._tell)
+        heard = RealtimeInput(format=PCM, turn_detection=self._ears and self._ears.detection)
+        self._config = RealtimeConfig(
+            output_modalities=["audio" if _speaks(context) else "text"],
+            audio=RealtimeAudio(input=heard, output=RealtimeOutput(format=PCM)),
+        )
+        self._turn: asyncio.Task[None] | None = None
+        """Writes down what was said in the last turn, and answers it."""
+        self._speech_id: str | None = None
+        """Id of the item that what somebody is saying will be, as was detected."""
+        self._unanswered = False
+        """Whether a detected turn has text that no response was made for."""
         self._heard_last: str | None = None
         """Id of the last item of a session that transcribes and keeps no conversation."""
         self._told_deaf = False
@@ -96,16 +117,20 @@ class Session:
             self._ears.model, self._ears.tells = self._model, True
         await self._tell("session.created", session=self._shown)
         while True:
-            answer = self._answer
-            task, idle = (None, IDLE) if answer is None else (answer.task, None)
-            busy = answer is not None and not answer.ended
+            answer, turn = self._answer, self._turn
+            task = turn or (None if answer is None else answer.task)
+            idle = IDLE if task is None else None
+            busy = turn is not None or (answer is not None and not answer.ended)
             event = await self._events.next_during(self._context, task, idle, busy=busy)
             if event is not None:
                 await self._take(event)
             elif task is None:
                 raise StreamClosed(POLICY, "idle")
             else:
-                self._answer = None
+                if task is turn:
+                    self._turn = None
+                else:
+                    self._answer = None
                 await task  # raises if its last event could not be sent
 
     @property
@@ -191,15 +216,20 @@ class Session:
                 conversation.truncate(event.item_id, event.content_index, event.audio_end_ms)
                 await self._tell("conversation.item.truncated", **place, audio_end_ms=event.audio_end_ms)
             case schema.ResponseCreate():
+                await self._settle()
                 await self._respond(event.response or schema.ResponseParams(), event.event_id, size)
             case schema.ResponseCancel():
                 await self._cancel(event.response_id)
             case schema.AudioAppend():
-                self._hearing.append(event.audio)
+                for boundary in await self._hearing.append(event.audio):
+                    await self._hear(boundary, event.event_id)
             case schema.AudioClear():
-                self._hearing.clear()
+                self._hearing.take()
+                self._speech_id = None
                 await self._tell("input_audio_buffer.cleared")
             case schema.AudioCommit():
+                if self._hearing.empty:
+                    raise bad_request("The input audio buffer is empty.", code="input_audio_buffer_commit_empty")
                 await self._commit()
 
     @property
@@ -207,26 +237,71 @@ class Session:
         assert self._ears is not None  # events of audio are refused otherwise
         return self._ears
 
-    async def _commit(self) -> None:
-        """Make an item of the buffer, and write down what is said in it. Other events wait meanwhile."""
-        if self._hearing.empty:
-            raise bad_request("The input audio buffer is empty.", code="input_audio_buffer_commit_empty")
+    async def _hear(self, boundary: Boundary, event_id: str | None) -> None:
+        """A turn begins, which ends the response in progress, or ends, and becomes an item."""
+        ears, ms = self._hearing, round(boundary.ms)
+        if boundary.starts:
+            ears.drop_until(boundary.ms)
+            self._speech_id = new_id("item")
+            await self._tell("input_audio_buffer.speech_started", item_id=self._speech_id, audio_start_ms=ms)
+            answer, interrupts = self._answer, ears.detection is not None and ears.detection.interrupt_response
+            if interrupts and answer is not None and answer.conversation is not None and not answer.ended:
+                await answer.cancel("turn_detected")
+            return
+        await self._tell("input_audio_buffer.speech_stopped", item_id=self._speech_id, audio_end_ms=ms)
+        try:
+            await self._commit(boundary.ms)
+        except ApiError as error:  # the boundaries behind this one are still handled
+            self._speech_id = None
+            await self.send_error(error, event_id)
+
+    async def _commit(self, end_ms: float | None = None) -> None:
+        """Make an item of the buffer, up to the end of a turn that was detected, and have it written down."""
+        await self._settle()
+        id = self._speech_id or new_id("item")
         content = [schema.ItemContent(type="input_audio")]
-        settled: dict[str, Any] = {"id": new_id("item"), "object": "realtime.item", "status": "completed"}
+        settled: dict[str, Any] = {"id": id, "object": "realtime.item", "status": "completed"}
         item = schema.ConversationItem(type="message", role="user", content=content, **settled)
         if self._transcribes:
             previous, self._heard_last = self._heard_last, item.id
         else:
             self._conversation.check_room(item)
             previous = self._conversation.add(item)
+        self._speech_id = None
         placed: dict[str, Any] = {"previous_item_id": previous}
         await self._tell("input_audio_buffer.committed", item_id=item.id, **placed)
         for type in ("conversation.item.added", "conversation.item.done"):
             await self._tell(type, item=item, **placed)
-        text = await self._hearing.transcribe(str(item.id))
-        if not self._transcribes:
+        data = self._hearing.take(end_ms)
+        self._turn = asyncio.create_task(self._write_down(item, data, detected=end_ms is not None))
+
+    async def _write_down(self, item: schema.ConversationItem, data: bytes, *, detected: bool) -> None:
+        """A turn that was detected is answered, unless nothing was said in it, or somebody speaks again."""
+        ears, id = self._hearing, str(item.id)
+        text = await ears.transcribe(id, data)
+        if self._transcribes or id not in self._conversation:
+            return
+        if detected and not text:
+            self._conversation.delete(id)
+            await self._tell("conversation.item.deleted", item_id=id)
+        else:
             said = [schema.ItemContent(type="input_audio", transcript=text)]
             self._conversation.put_answer(msgspec.structs.replace(item, content=said))
+            self._unanswered = self._unanswered or detected
+        detection = ears.detection
+        if not detected or not self._unanswered or detection is None or not detection.create_response:
+            return
+        if self._speech_id is None or not detection.interrupt_response:
+            try:
+                await self._respond(schema.ResponseParams(), None, 0)
+            except (ApiError, EngineError, InputError) as error:
+                await self.send_error(as_api_error(error))
+
+    async def _settle(self) -> None:
+        """Wait until the last turn is written down."""
+        if self._turn is not None:
+            await self._events.wait(self._turn)
+            self._turn.result()  # raises if an event could not be sent
 
     async def _update(self, raw: str | bytes) -> None:
         """raw: a session.update, of which everything that is supported takes effect."""
@@ -249,6 +324,7 @@ class Session:
                 given.audio.input, config.audio.input or schema.RealtimeInput(format=schema.PCM)
             )
             config = msgspec.structs.replace(config, audio=msgspec.structs.replace(config.audio, input=heard))
+            self._speech_id = self._speech_id if self._ears.speaking else None
         if config.spoken and not self._context.catalog.of_kind("speech"):
             unsupported.append(_unsupported("session.output_modalities", "no speech model is served"))
             config = msgspec.structs.replace(config, output_modalities=["text"])
@@ -277,6 +353,7 @@ class Session:
             await asyncio.wait({self._answer.task})
             self._answer.task.result()  # raises if its last event could not be sent
         context.require_ready()
+        self._unanswered = False
         config = updated(self._config, given, "response")
         kept = given.conversation != "none"
         if kept and len(conversation) >= max_items():
@@ -327,7 +404,9 @@ class Session:
     async def _cancel(self, response_id: str | None) -> None:
         answer = self._answer
         if answer is None or answer.ended or response_id not in (None, answer.id):
-            raise bad_request("There is no such response in progress.", code="response_cancel_not_active")
+            # LiveKit's plugin ignores an error that begins like OpenAI's.
+            message = "Cancellation failed: there is no such response in progress."
+            raise bad_request(message, code="response_cancel_not_active")
         await answer.cancel()
 
     async def _emit(self, event: ServerEvent, size: int = 0) -> None:
@@ -343,6 +422,9 @@ class Session:
 
     async def stop(self) -> None:
         await self._events.close()
+        if self._turn is not None:
+            self._turn.cancel()
+            await asyncio.gather(self._turn, return_exceptions=True)
         if self._answer is not None:
             await self._answer.stop()
 
@@ -353,13 +435,14 @@ def _speaks(context: ServerContext) -> bool:
     return len(hosted) == 1 or bool(hosted and context.settings.spoken_answer_model)
 
 
-TRANSCRIPTION = "audio.input.transcription"
+TRANSCRIPTION, DETECTION = "audio.input.transcription", "audio.input.turn_detection"
+IDLE_TIMEOUT = "idle_timeout_ms"
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tracing": ({},),
     "prompt": ({},),
     "include": ([],),
     "reasoning": ({},),
-    "audio.input.turn_detection": (False,),
+    DETECTION: (False,),
     TRANSCRIPTION: (),
     "audio.input.noise_reduction": (),
 }
@@ -477,10 +560,11 @@ def take_unsupported(
         elif name not in kind.__struct_fields__:
             taken.append(_unsupported(f"{field}.{path[:MAX_PATH]}", "there is no such field"))
             del given[name]
-        elif path == TRANSCRIPTION and hears:
-            continue
+        elif hears and path in (TRANSCRIPTION, DETECTION):
+            if isinstance(value, dict) and value.pop(IDLE_TIMEOUT, None) is not None:
+                taken.append(_unsupported(f"{field}.{path}.{IDLE_TIMEOUT}", "must be null"))
         elif path in UNSUPPORTED and not any(value == harmless for harmless in UNSUPPORTED[path]):
-            deaf = "must be null: commit the buffer yourself" if hears else f"must be null: {NO_RECOGNITION}"
+            deaf = "must be null" if hears else f"must be null: {NO_RECOGNITION}"
             reason = deaf if below else "not supported by this server"
             taken.append(_unsupported(f"{field}.{path}", reason))
             del given[name]

@@ -10,19 +10,19 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
+import msgspec
 import numpy as np
 
 from models.interfaces.processor import SpeechProcessor
 from service.api.context import ServerContext
 from service.api.engines.request_stream import RequestStream
+from service.api.speech.hearing import AUDIBLE, word_times
 from service.api.speech.request import SpeechJob
 from service.api.speech.schema import CaptionWord, SpeechAudioSegment
 from service.api.spoken_text.text_splitting import spoken_length, words_of
 from service.link.messages import Pause, SpeechDelta, SpeechRequest, StepCounts
 from service.media.audio_out import StreamingEncoder
 
-AUDIBLE = 0.01
-"""-40 dBFS: softer audio at the ends of a segment is not part of a word."""
 SILENCE = 48_000
 """Samples of a pause in one chunk: a client that does not read holds one."""
 
@@ -182,9 +182,11 @@ class AudioFeed:
 
 @dataclass(eq=False)
 class Captions:
-    """When each segment is heard, counted in samples, and when its words are, estimated. lines: of the segments; may
-    grow. granularities: timestamp_granularities. kind: type of the events."""
+    """When each segment is heard, counted in samples, and when its words are: estimated, or found by a hosted aligner
+    while later audio goes on. lines: of the segments; may grow. granularities: timestamp_granularities. kind: type of
+    the events."""
 
+    context: ServerContext
     job: SpeechJob
     lines: Sequence[Line]
     granularities: frozenset[str]
@@ -194,30 +196,45 @@ class Captions:
     """Sample at which the current segment begins."""
     _audible: tuple[int, int] | None = None
     """Samples from the first to the last audible one of the current segment."""
-    _complete: list[SpeechAudioSegment] = field(default_factory=list)
+    _audio: list[np.ndarray] = field(default_factory=list)
+    """Of the current segment."""
+    _made: deque[asyncio.Task[SpeechAudioSegment]] = field(default_factory=deque)
 
     def add(self, chunk: AudioChunk) -> None:
         start, self._samples = self._samples, self._samples + len(chunk.audio)
         if chunk.silent:
             return
         self._start = start if self._start is None else self._start
+        self._audio.append(chunk.audio)
         loud = np.flatnonzero(np.abs(chunk.audio) >= AUDIBLE)
         if len(loud):
             first = start + int(loud[0]) if self._audible is None else self._audible[0]
             self._audible = first, start + int(loud[-1]) + 1
         if chunk.segment_done:
-            self._complete.append(self._caption(chunk.segment, self._start))
-            self._start = self._audible = None
+            caption = self._caption(chunk.segment, self._start)
+            self._made.append(asyncio.create_task(self._timed(caption, np.concatenate(self._audio))))
+            self.context.keep_task(self._made[-1])
+            self._start, self._audible, self._audio = None, None, []
 
-    def take(self) -> list[SpeechAudioSegment]:
-        """Return the captions of the segments that were completed since the last call."""
-        taken, self._complete = self._complete, []
+    async def take(self, *, rest: bool = False) -> list[SpeechAudioSegment]:
+        """Return the captions that are complete, in order, and were not taken yet. rest: wait for the others, too."""
+        if self._made:
+            await (asyncio.gather(*self._made) if rest else asyncio.sleep(0))
+        taken = list[SpeechAudioSegment]()
+        while self._made and self._made[0].done():
+            taken.append(self._made.popleft().result())
         return taken
 
+    async def _timed(self, caption: SpeechAudioSegment, audio: np.ndarray) -> SpeechAudioSegment:
+        words, speed = caption.words, self.job.template.speed
+        if words is None or (times := await word_times(self.context, self.job, caption.text, audio)) is None:
+            return caption
+        heard = (round(min(caption.start + time / speed, caption.end), 3) for span in times for time in span)
+        exact = tuple(CaptionWord(one.word, next(heard), next(heard), estimated=False) for one in words)
+        return msgspec.structs.replace(caption, words=exact)
+
     def _caption(self, index: int, start: int) -> SpeechAudioSegment:
-        text = self.lines[index].text
-        if index == 0:
-            text = text.removeprefix(self.job.control_of(text)) or text
+        text = self.job.spoken(index, self.lines[index].text)
         begin, end = (start, self._samples) if self._audible is None else self._audible
         words = self._words(text, begin, end) if "word" in self.granularities else None
         return self.kind(index, start / self.job.heard_rate, self._samples / self.job.heard_rate, text, words)

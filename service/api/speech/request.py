@@ -47,7 +47,7 @@ def max_spoken_chars(context: ServerContext, *, live: bool) -> int:
 
 
 RETRIES = 3
-"""How often a segment that runs to its cap is generated again with another seed."""
+"""How often a segment that runs to its cap, or a text that fails its verification, gets another seed."""
 SMALL_TEXT = 512
 """Up to this many characters are split and tokenized in the event loop, which is as fast as handing the work to a
 thread."""
@@ -101,6 +101,10 @@ class SpeechJob:
         """The description in parentheses at the start of a text, which later segments repeat."""
         match = None if self.speaker.prompt is not None else CONTROL.match(first_text)
         return match[0] if match else ""
+
+    def spoken(self, index: int, text: str) -> str:
+        """What is heard of a segment: the description at the start of the text is not."""
+        return text if index else text.removeprefix(self.control_of(text)) or text
 
     def transcript_ids(self, first_text: str) -> tuple[int, ...]:
         """The prompt's transcript and the first segment's text, tokenized as one. InputError if they cannot be

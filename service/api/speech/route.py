@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import secrets
+import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from urllib.parse import quote
 
 import msgspec
+import numpy as np
 from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
 from models.interfaces.errors import InputError
 from service.api.context import ServerContext, post
-from service.api.engines.request_stream import step_report
+from service.api.engines.request_stream import EngineError, step_report
 from service.api.http.errors import invalid
 from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.streaming import EVENT_STREAM, KEEP_ALIVE, LiveResponse, error_event, unless_disconnected
 from service.api.speech import schema
-from service.api.speech.delivery import AudioFeed, Captions, Delivery, Script
+from service.api.speech.delivery import AudioChunk, AudioFeed, Captions, Delivery, Script
+from service.api.speech.hearing import segment_errors
 from service.api.speech.live_text import read_script
 from service.api.speech.request import (
     MAX_WHOLE_CHARS,
     MAX_WORDED_CHARS,
+    RETRIES,
     SMALL_TEXT,
     SpeechJob,
     max_spoken_chars,
@@ -58,7 +65,9 @@ class PreparedSpeech:
     timeout: float
     """Seconds that the answer may take: a listener who hears all of it is no slow request."""
     notice: dict[str, str]
-    """Header with what the model leaves out of the text, percent-encoded."""
+    """Headers with what the model leaves out of the text, percent-encoded, and with what a recogniser heard of it."""
+    attempts: int = 0
+    """How often the text may be spoken until a recogniser hears it; 0: nobody checks."""
 
 
 EVENTS = (schema.SpeechAudioDelta, schema.SpeechAudioSegment, schema.SpeechAudioDone)
@@ -91,14 +100,14 @@ async def speak(request: Request, context: ServerContext, body: schema.SpeechReq
         return live(_encoded(context, speech), media_type=media_type, headers=headers)
     async with asyncio.timeout(speech.timeout):
         data = await unless_disconnected(request, _whole(context, speech))
-    return Response(data, headers={**headers, "content-type": media_type})
+    return Response(data, headers={**headers, **speech.notice, "content-type": media_type})
 
 
 async def _prepare(context: ServerContext, body: schema.SpeechRequestBody, record: RequestRecord) -> PreparedSpeech:
     """Validate a request, load its voice and tokenize its text. ApiError or InputError names the field that does not
     fit."""
     settings = context.settings
-    _check_fields(body, settings.max_speech_chars)
+    _check_fields(context, body)
     captions = frozenset[str](body.timestamp_granularities or ())
     live = body.stream is not False
     job = await prepare(context, body, record, default_format="mp3", default_granularity="none")
@@ -115,7 +124,7 @@ async def _prepare(context: ServerContext, body: schema.SpeechRequestBody, recor
     record.notes["segments"] = len(script.lines)
     patches = sum(segment.max_patches for segment in request.segments)
     seconds = patches * job.processor.samples_per_patch / job.heard_rate + script.pauses
-    follower = Captions(job, script.lines, captions) if captions else None
+    follower = Captions(context, job, script.lines, captions) if captions else None
     return PreparedSpeech(
         job,
         script,
@@ -126,6 +135,7 @@ async def _prepare(context: ServerContext, body: schema.SpeechRequestBody, recor
         max_ahead=context.speech_ahead if live else seconds,
         timeout=settings.request_timeout + seconds,
         notice={"x-unspoken-text": quote(unspoken[:MAX_UNSPOKEN])} if unspoken else {},
+        attempts=0 if not body.verify else 1 if body.seed is not None else 1 + RETRIES,
     )
 
 
@@ -134,9 +144,9 @@ def _tokens(request: SpeechRequest) -> int:
     return sum(len(segment.text_ids) for segment in request.segments)
 
 
-def _check_fields(body: schema.SpeechRequestBody, max_chars: int) -> None:
+def _check_fields(context: ServerContext, body: schema.SpeechRequestBody) -> None:
     """ApiError for fields that contradict each other, and for a text that is too long whatever is spoken of it."""
-    length = len(body.input)
+    length, max_chars = len(body.input), context.settings.max_speech_chars
     if length > max_chars:
         raise invalid("input", f"too long: {length} characters given, at most {max_chars} allowed")
     if body.stream is False and body.stream_format == "sse":
@@ -146,6 +156,10 @@ def _check_fields(body: schema.SpeechRequestBody, max_chars: int) -> None:
         raise invalid("stream", f"{message}")
     if body.timestamp_granularities and body.stream_format != "sse":
         raise invalid("timestamp_granularities", "require stream_format: sse")
+    if body.verify and body.stream is not False:
+        raise invalid("verify", "requires stream: false")
+    if body.verify and context.catalog.of_task("transcription") is None:
+        raise invalid("verify", "not supported: no speech recogniser is hosted here", "unsupported_parameter")
 
 
 def _check_length(script: Script, max_spoken: int, *, whole: bool) -> None:
@@ -166,23 +180,67 @@ def _engine_request(job: SpeechJob, script: Script, *, live: bool) -> SpeechRequ
     return job.request(segments, job.transcript_ids(first), live=live, open=False, arrival=job.record.arrival)
 
 
-async def _encoded(context: ServerContext, speech: PreparedSpeech) -> AsyncGenerator[bytes]:
+def _encoded(context: ServerContext, speech: PreparedSpeech) -> AsyncGenerator[bytes]:
     """Yield the encoded file, piece by piece as it is made. Closing the generator aborts the request."""
+    chunks = _verified(context, speech) if speech.attempts else _spoken(context, speech, speech.request)
+    return speech.delivery.file(chunks, speech.encoder)
+
+
+async def _spoken(context: ServerContext, speech: PreparedSpeech, request: SpeechRequest) -> AsyncGenerator[AudioChunk]:
     async with (
-        aclosing(AudioFeed(context, speech.job, speech.request, speech.script, speech.max_ahead)) as feed,
-        aclosing(speech.delivery.file(feed.chunks(), speech.encoder)) as pieces,
+        aclosing(AudioFeed(context, speech.job, request, speech.script, speech.max_ahead)) as feed,
+        aclosing(feed.chunks()) as chunks,
     ):
-        async for data in pieces:
-            yield data
+        async for chunk in chunks:
+            yield chunk
+
+
+async def _verified(context: ServerContext, speech: PreparedSpeech) -> AsyncGenerator[AudioChunk]:
+    """Speak the text until a recogniser hears it, and yield the attempt with the fewest errors."""
+    request, tried = speech.request, list[tuple[tuple[bool, int], list[AudioChunk], str]]()
+    while len(tried) < speech.attempts and (not tried or tried[-1][0][0]):
+        try:
+            chunks, errors = await _attempt(context, speech, request)
+        except EngineError:
+            if not tried:
+                raise
+            break
+        outcome = "failed" if errors["failed"] else "unavailable" if errors["unavailable"] else "passed"
+        context.metrics.observe("speech_verifications_total", model=request.model, outcome=outcome)
+        counts = {name: errors[name] for name in ("deletions", "insertions", "substitutions")}
+        told = "; ".join([outcome, *(f"{name}={count}" for name, count in counts.items())])
+        tried.append(((outcome == "failed", sum(counts.values())), chunks, told))
+        id, seed = f"{speech.request.request_id}-{len(tried)}", secrets.randbits(63)
+        request = msgspec.structs.replace(request, request_id=id, seed=seed, arrival=time.monotonic())
+    _, chunks, told = min(tried, key=itemgetter(0))
+    speech.notice["x-verification"] = f"{told}; attempts={len(tried)}"
+    for chunk in chunks:
+        yield chunk
+
+
+async def _attempt(
+    context: ServerContext, speech: PreparedSpeech, request: SpeechRequest
+) -> tuple[list[AudioChunk], Counter[str]]:
+    """Speak all segments, and transcribe each while the next ones are spoken."""
+    chunks, errors, audio = list[AudioChunk](), Counter[str](), list[np.ndarray]()
+    async with aclosing(_spoken(context, speech, request)) as spoken:
+        async for chunk in spoken:
+            chunks.append(chunk)
+            audio += [] if chunk.silent else [chunk.audio]
+            if chunk.segment_done:
+                text = speech.job.spoken(chunk.segment, speech.script.lines[chunk.segment].text)
+                errors += await segment_errors(context, speech.job, text, np.concatenate(audio))
+                audio.clear()
+    return chunks, errors
 
 
 async def _events(context: ServerContext, speech: PreparedSpeech) -> AsyncGenerator[bytes]:
-    delivery = speech.delivery
+    delivery, captions = speech.delivery, speech.delivery.captions
     async with aclosing(_encoded(context, speech)) as pieces:
         async for data in pieces:
             delta = schema.SpeechAudioDelta(base64.b64encode(data).decode(), speech.job.response_format)
-            yield _named_event("speech.audio.delta", delta) + _captions(delivery)
-    if rest := _captions(delivery):
+            yield _named_event("speech.audio.delta", delta) + await _segments(captions)
+    if rest := await _segments(captions, rest=True):
         yield rest
     tokens, patches = _tokens(speech.request), delivery.patches
     done = schema.SpeechAudioDone(
@@ -194,9 +252,8 @@ async def _events(context: ServerContext, speech: PreparedSpeech) -> AsyncGenera
     yield _named_event("speech.audio.done", done)
 
 
-def _captions(delivery: Delivery) -> bytes:
-    """Events about the segments completed since the last call, if the client asked for captions."""
-    segments = () if delivery.captions is None else delivery.captions.take()
+async def _segments(captions: Captions | None, *, rest: bool = False) -> bytes:
+    segments = await captions.take(rest=rest) if captions else ()
     return b"".join(_named_event("speech.audio.segment", segment) for segment in segments)
 
 

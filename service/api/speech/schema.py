@@ -78,12 +78,14 @@ class SpeechOptions(VoiceOptions, frozen=True, kw_only=True):
 class SpeechRequestBody(SpeechOptions, frozen=True, kw_only=True):
     """input: text, with pauses written as [pause:1.5s], or SSML that begins with <speak>. stream: false returns the
     complete file, at a lower priority than streams. timestamp_granularities: with stream_format: sse, an event for each
-    segment, with its words if "word" is among them."""
+    segment, with its words if "word" is among them. verify: with stream: false, compare what a hosted recogniser hears
+    with the text, and, unless seed is given, speak again what it hears otherwise."""
 
     input: str
     timestamp_granularities: Granularities | None = None
     stream_format: StreamFormat | None = None
     stream: bool | None = None
+    verify: bool = False
 
 
 class SpeechUsage(msgspec.Struct, frozen=True):
@@ -102,12 +104,12 @@ class SpeechAudioDelta(msgspec.Struct, frozen=True, tag_field="type", tag="speec
 
 
 class CaptionWord(msgspec.Struct, frozen=True):
-    """Times are estimated, from the length of each word within the sound of the segment."""
+    """estimated: from the length of each word within the sound of the segment; false where an aligner found them."""
 
     word: str
     start: float
     end: float
-    estimated: Literal[True] = True
+    estimated: bool = True
 
 
 class SpeechAudioSegment(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="speech.audio.segment"):

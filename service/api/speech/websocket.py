@@ -246,8 +246,9 @@ class Utterance:
         self._job = job
         self._text = LiveText(context, job, number=number, arrival=arrival, ssml=True)
         self._script = self._text.script
-        followed = Captions(job, self._script.lines, captions, AudioSegment) if captions else None
-        self._delivery = Delivery(context, job, live=True, arrival=arrival, captions=followed)
+        lines = self._script.lines
+        self._captions = Captions(context, job, lines, captions, AudioSegment) if captions else None
+        self._delivery = Delivery(context, job, live=True, arrival=arrival, captions=self._captions)
         self._files = 0
         """Files that have been or are being sent: one for each segment, and one for the pause after the last."""
         self._size = 0
@@ -288,6 +289,7 @@ class Utterance:
                     await self._speak(feed)
                 finally:
                     self._delivery.note()
+                await self._send_captions(rest=True)
                 self._delivery.finish()
                 self._sent = time.monotonic()
         finally:
@@ -308,6 +310,7 @@ class Utterance:
                     await self._done(encoder, "length" if chunk.truncated else "stop")
                     encoder = None
                     self._spoken, self._sent = self._spoken + 1, time.monotonic()
+                await self._send_captions()
         if encoder is not None:
             await self._done(encoder, "stop")
 
@@ -329,7 +332,9 @@ class Utterance:
     async def _done(self, encoder: StreamingEncoder, reason: Literal["stop", "length"]) -> None:
         await self._send_audio(await self._context.encoders.finish(encoder))
         await self._send(AudioDone(self._files - 1, self._size, finish_reason=reason))
-        for caption in () if self._delivery.captions is None else self._delivery.captions.take():
+
+    async def _send_captions(self, *, rest: bool = False) -> None:
+        for caption in await self._captions.take(rest=rest) if self._captions else ():
             await self._send(caption)
 
     async def _send(self, message: msgspec.Struct | bytes) -> None:

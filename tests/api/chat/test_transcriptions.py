@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -19,6 +20,7 @@ from service.api.chat.transcriptions import sentences
 from service.media.messages import MIB
 from tests.media.samples import sound, tone
 from tests.models.qwen3_asr import golden
+from tests.support import miniature
 from tests.support.fake_chat import fake_catalog
 from tests.support.fake_hearing import hearing_catalog
 from tests.support.openai_chat import openai_client
@@ -49,8 +51,9 @@ def hear(client: OpenAI, audio: bytes = SHORT, **fields: Any) -> Any:
 
 def test_transcripts_are_those_of_the_published_code() -> None:
     """Hints, a given language, silence: token by token, in streams and in one piece. Words of random texts have times,
-    too."""
-    flags = {"model": (str(golden.DIRECTORY), str(golden.ALIGNER)), "device": "cpu", "kv_cache_tokens": 4096}
+    too, and so have those of a voice, whose noise fails its verification."""
+    models = tuple(map(str, (golden.DIRECTORY, golden.ALIGNER, miniature.talker())))
+    flags = {"model": models, "device": "cpu", "kv_cache_tokens": 4096, "fixed_voices": "off"}
     with openai_client(flags) as asking:
         asked = [(name, prompt) for name, prompt in golden.INPUTS["prompts"].items() if not prompt["continue_text"]]
         for stream, (name, prompt) in [*product([False], asked), *product([True], asked[:2])]:
@@ -69,6 +72,21 @@ def test_transcripts_are_those_of_the_published_code() -> None:
         assert [one.word for one in told.words] == [*split_words(told.text)]
         ends = [time for one in told.words for time in (one.start, one.end)]
         assert ends == sorted(ends) and len(set(ends)) > 1
+        ask = asking.audio.speech.with_raw_response.create
+        speech: dict[str, Any] = {
+            "model": "tts-1",
+            "voice": "alloy",
+            "input": "One two three.",
+            "response_format": "wav",
+        }
+        whole = {"stream": False, "verify": True, "seed": 1, "max_len": 8}
+        assert ask(**speech, extra_body=whole).headers["x-verification"].startswith("failed; deletions=")
+        events = ask(**speech, stream_format="sse", extra_body={"timestamp_granularities": ["word"], "max_len": 8}).text
+        (caption,) = (
+            json.loads(one[6:]) for one in events.splitlines() if one.startswith('data: {"type":"speech.audio.seg')
+        )
+        words = [(one["word"], one["estimated"]) for one in caption["words"]]
+        assert words == [("One", False), ("two", False), ("three.", False)]
 
 
 def test_every_format(client: OpenAI) -> None:

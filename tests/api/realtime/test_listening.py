@@ -125,13 +125,6 @@ async def test_what_does_not_fit_is_named(scribe: ClientConnection, heard: dict[
     assert (await refused(scribe, "session.update", session=session))["param"] == param
 
 
-async def test_detection_of_turns_is_said_to_be_missing(scribe: ClientConnection) -> None:
-    updated = await configure(scribe, turn_detection={"type": "server_vad"}, noise_reduction={"type": "near_field"})
-    missing = [field["param"] for field in updated["unsupported"]]
-    assert missing == ["session.audio.input.turn_detection", "session.audio.input.noise_reduction"]
-    assert "commit the buffer yourself" in updated["unsupported"][0]["message"]
-
-
 @pytest.mark.parametrize("told", [False, True])
 async def test_a_conversation_answers_what_was_said(server: RunningServer, told: bool) -> None:
     async with dial(server, "model=tiny") as socket:

@@ -6,8 +6,9 @@ import base64
 import io
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -16,21 +17,29 @@ import av
 import av.filter
 import httpx
 import lameenc
+import msgspec
 import numpy as np
 import pytest
 import soundfile
 from websockets.sync.client import connect
 
+from models.interfaces.errors import InputError
+from models.interfaces.media import MediaItem, PlaceholderRange, Prompt
 from service.api.speech import live_text
+from service.api.speech.hearing import word_errors
 from service.api.speech.request import RETRIES
 from service.api.spoken_text.normaliser import TextNormaliser
-from service.hub.catalog import OPENAI_PCM_RATE
+from service.hub import Checkpoint
+from service.hub.catalog import OPENAI_PCM_RATE, Catalog, HostedModel
+from service.link.messages import SpeechDelta
 from service.media.audio_formats import FORMATS
 from service.processes.server import create_server
 from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
-from tests.support.fake_talker import MUTE, PATCH, RATE, FakeTalker, talking_catalog
-from tests.support.servers import RunningServer
+from tests.support.fake_hearing import POSITIONS, TAG, FakeAligner, FakeHearing
+from tests.support.fake_talker import MUTE, PATCH, RATE, FakeTalker, Speech, talking_catalog
+from tests.support.inline_link import InlineLink
+from tests.support.servers import RunningServer, running_server
 from tests.support.sse import sse_events
 from tests.support.waiting import GENEROUS, wait
 
@@ -463,3 +472,162 @@ def test_an_answer_has_its_pauses_and_its_lexicon(talking: RunningServer, talker
 @pytest.mark.usefixtures("most")
 def test_an_answer_whose_numbers_are_too_long_ends_where_the_limit_is(talking: RunningServer) -> None:
     assert answered(talking, "777777777777777. " * 20)["finish_reason"] == "length"
+
+
+# Models that hear the voice
+
+
+@dataclass
+class SlowTalker(FakeTalker):
+    """Takes three seconds for a segment; each request is softer than the one before."""
+
+    def _speak(self, speech: Speech) -> SpeechDelta | None:
+        delta = super()._speak(speech)
+        return delta and msgspec.structs.replace(delta, audio=np.tile(delta.audio / len(self.requests), 30))
+
+
+class Scripted(FakeHearing):
+    """Hears what `script` says, one entry for each segment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.script: list[str] = []
+        self.heard: list[np.ndarray] = []
+
+    def prompt(self, item: MediaItem, **_: object) -> Prompt:
+        self.heard.append(item.arrays["samples"])
+        said = self.script.pop(0)
+        named = b"" if said.startswith("!") else b"language English"
+        ids = np.array([*named, TAG, *said.encode(), *[257] * POSITIONS][not named :], np.int32)
+        run = PlaceholderRange(0, len(ids) - POSITIONS, POSITIONS)
+        return Prompt(ids, np.arange(len(ids), dtype=np.int32)[None], len(ids), (item,), (run,))
+
+
+class LatinAligner(FakeAligner):
+    def words(self, text: str, language: str | None = None) -> list[str]:
+        if "Γ" in text:
+            raise InputError("language", "Greek cannot be aligned")
+        return super().words(text, language)
+
+
+@dataclass
+class Heard:
+    talker: SlowTalker
+    ears: Scripted
+    server: RunningServer
+
+    def verified(self, *script: str, text: str, **fields: Any) -> httpx.Response:
+        self.talker.requests.clear()
+        self.ears.script[:], self.ears.heard[:] = script, []
+        answer = speak(self.server, text, stream=False, verify=True, **fields)
+        assert answer.status_code == 200 and not self.ears.script, answer.text
+        return answer
+
+
+@pytest.fixture(scope="module")
+def heard() -> Iterator[Heard]:
+    talker, ears, nowhere = SlowTalker(), Scripted(), Checkpoint("ears", Path("/nowhere"))
+    hearing = [
+        HostedModel(("ears",), "chat", nowhere, lambda: ears, 1, family_task="transcription"),
+        HostedModel(("aligner",), "chat", nowhere, LatinAligner, 1, family_task="alignment"),
+    ]
+    catalog = Catalog([*talking_catalog().models, *hearing])
+    with running_server(catalog, lambda config: InlineLink(config, talker.serve), fixed_voices="off") as server:
+        yield Heard(talker, ears, server)
+
+
+ALOUD = "One two three, four five six. One two three four five six!"
+SIX = "One, two, three, four, five, six."
+
+
+@pytest.mark.parametrize("stream", ["sse", "socket"])
+@pytest.mark.parametrize("speed", [1.0, 2.0])
+def test_words_have_the_times_of_an_aligner(heard: Heard, stream: str, speed: float) -> None:
+    """Where it cannot tell, they are estimated."""
+    text = "[pause:1s](a calm voice)It's twenty-six – 你好! Γειά σου. Ends now."
+    asked: dict[str, Any] = {"timestamp_granularities": ["word"], "speed": speed, "split_granularity": "sentence"}
+    if stream == "sse":
+        _, segments, _ = captioned(heard.server, text, **asked)
+    else:
+        segments = of_type(written(heard.server, text, **asked), "audio.segment")
+    assert [segment["index"] for segment in segments] == [0, 1, 2]
+    first, greek, last = (segment["words"] for segment in segments)
+    start = segments[0]["start"]
+    times = [[round((one[at] - start) * speed, 2) for at in ("start", "end")] for one in first]
+    assert [one["word"] for one in first] == ["It's", "twenty-six", "–", "你", "好!"]
+    assert times == [[0.0, 0.25], [0.5, 0.75], [0.75, 0.75], [1.0, 1.25], [1.5, 1.75]]
+    assert [one["estimated"] for one in (*first, *greek, *last)] == [False] * 5 + [True] * 2 + [False] * 2
+    assert last[0]["start"] == segments[2]["start"] and last[1]["end"] <= segments[2]["end"]
+
+
+def test_speech_that_is_heard_as_its_text_is_spoken_once(heard: Heard) -> None:
+    answer = heard.verified("1, 2, 3, 4, 5, 6", SIX, text=f"[pause:1s]{ALOUD}")
+    assert answer.headers["x-verification"] == "passed; deletions=0; insertions=0; substitutions=0; attempts=1"
+    assert len(heard.talker.requests) == 1
+    assert [len(samples) for samples in heard.ears.heard] == [48_000, 48_000], "three seconds each, without the pause"
+    assert np.frombuffer(answer.content, "<i2").size == 7 * RATE
+
+
+def test_the_attempt_with_the_fewest_errors_is_sent(heard: Heard) -> None:
+    script = [SIX, "One two three four.", SIX, "One two three four five six six.", "Noise.", SIX, "", SIX]
+    before = counted(heard.server, "speech_verifications_total")
+    answer = heard.verified(*script, text=ALOUD)
+    assert answer.headers["x-verification"] == "failed; deletions=0; insertions=1; substitutions=0; attempts=4"
+    assert np.frombuffer(answer.content, "<i2")[0] == round(0.25 / 2 * 32767), "of the second request"
+    requests = heard.talker.requests
+    assert len({one.seed for one in requests}) == len({one.request_id for one in requests}) == 4
+    again = heard.verified("One three four five six.", SIX, SIX, SIX, text=ALOUD)
+    assert (
+        again.headers["x-verification"] == "passed; deletions=0; insertions=0; substitutions=0; attempts=2"
+        and len(heard.talker.requests) == 2
+    )
+    assert counted(heard.server, "speech_verifications_total") - before == 6
+    assert counted(heard.server, 'speech_verifications_total{model="talker",outcome="passed"}') >= 1
+
+
+def test_a_given_seed_is_spoken_once(heard: Heard) -> None:
+    answer = heard.verified("", text=SIX, seed=5)
+    assert answer.headers["x-verification"] == "failed; deletions=6; insertions=0; substitutions=0; attempts=1"
+    assert [one.seed for one in heard.talker.requests] == [5]
+
+
+def test_sound_behind_the_last_word_fails(heard: Heard) -> None:
+    """Of three seconds, its two words take one."""
+    answer = heard.verified("One, two.", text="One, two.", seed=5)
+    assert answer.headers["x-verification"] == "failed; deletions=0; insertions=1; substitutions=0; attempts=1"
+
+
+def test_speech_is_sent_unverified_where_the_recogniser_fails(heard: Heard) -> None:
+    answer = heard.verified("!fail", text=SIX)
+    assert answer.headers["x-verification"].startswith("unavailable; ") and answer.content
+
+
+def test_verification_is_refused_where_it_cannot_be(heard: Heard, talking: RunningServer) -> None:
+    for server, fields, problem in (
+        (heard.server, {}, "requires stream: false"),
+        (talking, {"stream": False}, "no speech recogniser"),
+    ):
+        error = speak(server, SIX, verify=True, **fields).json()["error"]
+        assert error["param"] == "verify" and problem in error["message"]
+    assert "x-verification" not in speak(heard.server, SIX, stream=False).headers
+
+
+@pytest.mark.parametrize(
+    ("text", "transcript", "errors"),
+    [
+        ("In nineteen ninety-nine it cost five dollars.", "In 1999, it cost $5.", (0, 0, 0)),
+        ("Doctor Lee doesn’t use it every day.", "Dr. Lee doesn't use it everyday", (0, 0, 0)),
+        ("这是二零二六年的第一天。", "这是2026年的第一天", (0, 0, 0)),
+        ("See engine x in the very long manual of it.", "See Nginx in the very long manual of it.", (0, 0, 2)),
+        ("Do not enter.", "Do enter.", (1, 0, 0)),
+        ("That is all.", "That is is all.", (0, 1, 0)),
+        ("That is all.", "That is all. Thank you.", (0, 2, 0)),
+        ("One two three four five.", "One", (4, 0, 0)),
+        ("今天天气很好", "今天很好", (2, 0, 0)),
+        ("Anna met Bob in Rome at noon.", "Hannah bet Rob in Rome at noon.", (0, 0, 3)),
+    ],
+)
+def test_word_errors(text: str, transcript: str, errors: tuple[int, int, int]) -> None:
+    found = word_errors(text, transcript)
+    assert (found["deletions"], found["insertions"], found["substitutions"]) == errors
+    assert found["failed"] == (errors[:2] != (0, 0) or errors[2] == 3)

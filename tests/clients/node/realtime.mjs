@@ -1,5 +1,6 @@
 // OpenAI's Realtime clients for Node and for browsers as they ship from npm, against a server at argv[2]. They insist on
-// wss, so a proxy before it ends TLS, as an operator's would. Prints one JSON object of what they saw.
+// wss, so a proxy before it ends TLS, as an operator's would. The server at argv[7] hears the file at argv[8], of mu-law. Prints
+// one JSON object of what they saw.
 import fs from "node:fs";
 import net from "node:net";
 import tls from "node:tls";
@@ -9,16 +10,21 @@ import { OpenAIRealtimeWS } from "openai/realtime/ws";
 import { OpenAIRealtimeWebSocket } from "openai/realtime/websocket";
 import { WebSocket } from "ws";
 
-const [url, model, speechModel, picture, certificate] = process.argv.slice(2);
+const [url, model, speechModel, picture, certificate, hearing, recording] = process.argv.slice(2);
 const pem = fs.readFileSync(certificate);
 const trusted = { ca: pem, servername: "a.example" };
-const { hostname, port } = new URL(url);
-const proxy = tls.createServer({ key: pem, cert: pem }, (outer) => {
-  const inner = net.connect(Number(port), hostname);
-  for (const [from, to] of [[outer, inner], [inner, outer]]) from.pipe(to).on("error", () => from.destroy());
-});
-await once(proxy.listen(0, "127.0.0.1"), "listening");
-const baseURL = `https://127.0.0.1:${proxy.address().port}/v1`;
+const proxies = [];
+const proxied = async (url) => {
+  const { hostname, port } = new URL(url);
+  const proxy = tls.createServer({ key: pem, cert: pem }, (outer) => {
+    const inner = net.connect(Number(port), hostname);
+    for (const [from, to] of [[outer, inner], [inner, outer]]) from.pipe(to).on("error", () => from.destroy());
+  });
+  proxies.push(proxy);
+  await once(proxy.listen(0, "127.0.0.1"), "listening");
+  return `https://127.0.0.1:${proxy.address().port}/v1`;
+};
+const baseURL = await proxied(url);
 const client = new OpenAI({ baseURL, apiKey: "the-key" });
 
 /** Events as they come, in order; `next(type)` passes over those before one of that type, and fails at an error. */
@@ -120,5 +126,24 @@ browser.close();
 
 const stranger = new OpenAIRealtimeWS({ model, options: trusted }, new OpenAI({ baseURL, apiKey: "wrong" }));
 seen.stranger = (await new Promise((resolve) => stranger.on("error", resolve))).message;
-proxy.close();
+
+// A conversation with the microphone, with the defaults.
+const listener = new OpenAI({ baseURL: await proxied(hearing), apiKey: "none" });
+const talk = new OpenAIRealtimeWS({ model: "tiny", options: trusted }, listener);
+const talked = new Heard(talk);
+const input = { format: { type: "audio/pcmu" }, transcription: { model: "whisper-1" } };
+await talked.next("session.created");
+talk.send({ type: "session.update", session: { type: "realtime", audio: { input } } });
+seen.detection = (await talked.next("session.updated")).session.audio.input.turn_detection.type;
+const samples = fs.readFileSync(recording);
+for (let at = 0; at < samples.length; at += 160) {
+  talk.send({ type: "input_audio_buffer.append", audio: samples.subarray(at, at + 160).toString("base64") });
+}
+seen.started = (await talked.next("input_audio_buffer.speech_started")).audio_start_ms;
+seen.stopped = (await talked.next("input_audio_buffer.speech_stopped")).audio_end_ms;
+seen.heard = (await talked.next("conversation.item.input_audio_transcription.completed")).transcript;
+seen.replied = (await talked.next("response.output_audio_transcript.done")).transcript;
+await talked.next("response.done");
+talk.close();
+for (const proxy of proxies) proxy.close();
 console.log(JSON.stringify(seen));

@@ -124,6 +124,9 @@ def test_the_makers_layout(tmp_path: Path) -> None:
 def test_what_an_aligner_refuses() -> None:
     with pytest.raises(InputError, match="Swedish cannot be aligned; these can: Cantonese Chinese"):
         processor().words("hej", "Swedish")
+    with pytest.raises(InputError, match="text in this script cannot be aligned"):
+        processor().words("Ένα, two")
+    assert processor().words("Two, трое 三") == ["Two", "трое", "三"]
     with pytest.raises(InputError, match="answers no messages"):
         processor().apply_chat_template([], [], options={})
     with pytest.raises(InputError, match="longer than the 180 seconds"):
