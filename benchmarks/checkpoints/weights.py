@@ -76,7 +76,7 @@ def _random(shapes: Shapes, quantization: Mapping[str, Any] | None) -> dict[str,
     """Matrices N(0, 1 / fan_in), norm weights one, biases zero."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(0)
-    tensors = {}
+    tensors = dict[str, Tensor]()
     for name, shape in shapes.items():
         if len(shape) > 1:
             values = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)

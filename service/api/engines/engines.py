@@ -36,7 +36,7 @@ EXCESS = 1.125
 """An engine with more than this many times the mean number of requests in flight is full."""
 LITTLE_SLACK = 0.25
 """Seconds of audio. An engine one of whose listeners has less left than this counts as if it had DETOUR more requests
-when speech is sent. Without a limit, the engine that is a step ahead gets half as many streams again when many begin."""
+when speech is sent. Without a limit, the engine that is a step ahead gets half as many again when many begin."""
 DETOUR = 4
 
 Reason = Literal["affinity", "spilled", "load"]
