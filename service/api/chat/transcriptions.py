@@ -237,7 +237,7 @@ def _refuse(body: TranscriptionForm, *, aligns: bool) -> None:
         ("response_format", kind == "diarized_json", "diarized_json is not supported: no speaker model"),
         ("known_speaker_names", body.known_speaker_names, "not supported: no speaker model"),
         ("known_speaker_references", body.known_speaker_references, "not supported: no speaker model"),
-        ("chunking_strategy", strategy not in (None, "auto"), "only auto is supported: no voice detector"),
+        ("chunking_strategy", strategy not in (None, "auto"), "only auto is supported"),
         ("timestamp_granularities", "word" in granularities and not aligns, "word is not supported: no aligner"),
     )
     for name, given, reason in unsupported:
