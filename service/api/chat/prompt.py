@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from models.interfaces.errors import InputError, PromptTooLong
@@ -62,9 +63,10 @@ def read_messages(
 
     Raises ApiError or InputError that names the field that does not fit.
     """
-    settings, messages = context.settings, body.messages
-    if len(messages) > MAX_MESSAGES:
-        raise bad_request(_too_many("messages", len(messages), MAX_MESSAGES), "messages")
+    settings = context.settings
+    if len(body.messages) > MAX_MESSAGES:
+        raise bad_request(_too_many("messages", len(body.messages), MAX_MESSAGES), "messages")
+    messages = _with_transcripts(body.messages, max_model_len)
     parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
     if parts > MAX_PARTS:
         raise bad_request(_too_many("content parts", parts, MAX_PARTS), "messages")
@@ -116,9 +118,7 @@ def _message(message: Message, field: str, references: list[MediaReference]) -> 
     thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
     reasoning = thought if role == "assistant" else None
     content: tuple[PromptPart, ...] = ()
-    if not message.content and role == "assistant" and message.audio is not None:
-        content = (PromptPart(text=_transcript_of(message.audio, f"{field}.audio")),)
-    elif not message.content and role == "assistant" and message.refusal:
+    if not message.content and role == "assistant" and message.refusal:
         content = (PromptPart(text=message.refusal),)
     elif isinstance(message.content, str):
         content = (PromptPart(text=message.content),)
@@ -129,6 +129,19 @@ def _message(message: Message, field: str, references: list[MediaReference]) -> 
     elif role != "assistant":
         raise invalid(f"{field}.content", "this field is required")
     return ChatMessage(role, content, calls, reasoning)
+
+
+def _with_transcripts(messages: Sequence[Message], max_model_len: int) -> list[Message]:
+    """The messages with what spoken answers said as their content. An id may expand a thousandfold, so the sum is
+    checked after each."""
+    read, length = [], 0
+    for index, message in enumerate(messages):
+        if message.audio is not None and not message.content and ROLES.get(message.role) == "assistant":
+            text = _transcript_of(message.audio, f"messages[{index}].audio")
+            check_length(length := length + len(text), max_model_len)
+            message = msgspec.structs.replace(message, content=text, refusal=None)
+        read.append(message)
+    return read
 
 
 def _transcript_of(audio: PastAudio, field: str) -> str:

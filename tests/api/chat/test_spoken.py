@@ -144,6 +144,13 @@ def test_an_answer_without_its_transcript_is_refused(talking: Talking, audio: An
     assert refused.value.param == f"messages[0].audio.{field}"
 
 
+def test_ids_are_read_no_further_than_the_context_goes(talking: Talking) -> None:
+    messages: Any = [{"role": "assistant", "audio": {"id": id_of("x" * MAX_TRANSCRIPT)}}] * 50
+    with pytest.raises(BadRequestError, match=f"{MAX_TRANSCRIPT} characters given") as refused:
+        talking.client.chat.completions.create(model="tiny", messages=messages)
+    assert refused.value.code == "context_length_exceeded"
+
+
 def test_a_text_before_calls_is_said_and_the_calls_are_not(talking: Talking) -> None:
     answer = talking.ask(f"I look it up {ROME}\n{SUM}", tools=TOOLS).choices[0]
     assert answer.finish_reason == "tool_calls" and answer.message.content is None
