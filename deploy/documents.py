@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -77,11 +76,12 @@ def metrics_page() -> str:
 
 def formats_page() -> str:
     """Every media format that is known, as Markdown: those that are read, and those that are refused by name."""
-    lines = ["| format | read as | refused as |", "|---|---|---|"]
-    for name, same in itertools.groupby(file_formats.FORMATS, lambda one: one.name):
-        one = next(same)
-        refused = ", ".join(kind for kind in one.holds if kind not in one.readers)
-        lines.append(f"| {name.removeprefix('a ')} | {', '.join(one.readers)} | {refused} |")
+    lines = ["| | read | refused |", "|---|---|---|"]
+    for title, kind in (("pictures", "image"), ("videos", "video"), ("sounds", "audio"), ("other files", "text")):
+        held = [one for one in file_formats.FORMATS if kind in one.holds or kind in one.readers]
+        read = dict.fromkeys(one.name for one in held if kind in one.readers)
+        refused = dict.fromkeys(one.name for one in held if kind not in one.readers)
+        lines.append(f"| {title} | {', '.join(read)} | {', '.join(refused)} |")
     return "\n".join([FORMATS, "", *lines, ""])
 
 

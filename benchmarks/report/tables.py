@@ -310,8 +310,8 @@ def commands(results: Results) -> str:
 
 
 def comparison(results: Results) -> str:
-    """The few figures that a reader begins with."""
-    rows = []
+    """The few figures that a reader begins with, and the GPUs that they are of."""
+    rows, gpus = [], set()
     for entry in COMPARISONS:
         unit = f" {entry.unit}" if entry.unit else ""
         try:
@@ -321,9 +321,12 @@ def comparison(results: Results) -> str:
         version = f" {results.peer_fact('vllm', 'vllm')}" if entry.peer == "vllm" else ""
         theirs = f"{PEER_NAMES[entry.peer]}{version}: {number(entry.theirs(results))}{unit}"
         if (other := results.peer_fact(entry.peer, "gpu")) != gpu:
-            gpu = f"{gpu}; {entry.peer}: {other}"
-        rows.append([entry.what, f"{number(ours)}{unit}", theirs, gpu])
-    return markdown(["", "Reprise", "best peer", "GPU"], rows) if rows else "Not measured yet."
+            theirs += f" ({other})"
+        gpus.add(gpu)
+        rows.append([entry.what, f"{number(ours)}{unit}", theirs])
+    if not rows:
+        return "Not measured yet."
+    return markdown(["", f"Reprise on {' and '.join(sorted(gpus))}", "best peer"], rows)
 
 
 TABLES: dict[str, Callable[[Results], str]] = {
@@ -441,7 +444,6 @@ TABLES: dict[str, Callable[[Results], str]] = {
             ("prompt tokens", "prompt_tokens"),
             ("TTFT, ms", _span("first", "first_p50_ms")),
             ("p99, ms", "first_p99_ms"),
-            ("cached tokens", _text("cached_tokens")),
         ],
     ),
     "chat-decode": Table(

@@ -123,9 +123,7 @@ def positions_by_card(directory: Path) -> list[int]:
 )
 def test_the_documented_cards_of_quantised_checkpoints(name: str, form: str, label: str, tmp_path: Path) -> None:
     directory = make(name, tmp_path, form)
-    weights, context, *positions = _documented(f"{NAMES[name]}, {label}")
-    assert positions == positions_by_card(directory)
-    assert weights == round(weights_of(directory, "none") / GIB, 1) and context > 32_000
+    assert _documented(f"{NAMES[name]}, {label}") == positions_by_card(directory)
 
 
 def linear_bytes(width: int, inner: int, qkv: int, layers: int, vocabulary: int) -> int:
