@@ -85,7 +85,6 @@ COMMANDS: tuple[Command, ...] = (
         for name, many in (("qwen3_5_4b", " --many 64"), ("qwen3_5_27b", ""))
     ),
     Command("speech steps by bucket, codec inside", "speech_steps", "python -m benchmarks.speech_steps"),
-    Command("decode steps of rows with adapters beside those without", "lora", "python -m benchmarks.lora"),
     Command(
         "speech through HTTP, 1 to 64 streams",
         "speech_http_closed",

@@ -49,7 +49,9 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def absent(name: str) -> str:
-    return f"Not measured yet: `{BY_RESULT[name].command}` writes `{name}.json`."
+    """In place of a result: how it is measured, where there is still a command."""
+    written = f": `{BY_RESULT[name].command}` writes" if name in BY_RESULT else ","
+    return f"Not measured yet{written} `{name}.json`."
 
 
 def sides(text: str) -> str:

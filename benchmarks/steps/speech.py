@@ -73,12 +73,9 @@ def filled_bank(model: SpeechModel, rank: int, device: torch.device) -> LoraBank
     return bank
 
 
-def adapters_of(rows: int, distinct: int) -> np.ndarray:
-    """Adapter of each row, sorted as a step has them; every adapter has about as many rows. 0: no row has one."""
-    return np.full(rows, -1) if distinct == 0 else np.sort(np.arange(rows) % distinct)
-
-
 def with_adapters(plan: Plan, distinct: int) -> Plan:
-    """A decode step's plan whose rows have `distinct` adapters."""
-    arrays = rows_arrays(adapters_of(plan.required["rows"], distinct), ADAPTER_SLOTS)
+    """A decode step's plan whose rows have `distinct` adapters, sorted as in a step, each of about as many rows."""
+    rows = plan.required["rows"]
+    adapters = np.sort(np.arange(rows) % distinct) if distinct else np.full(rows, -1)
+    arrays = rows_arrays(adapters, ADAPTER_SLOTS)
     return replace(plan, arrays={**plan.arrays, **{f"lora_{name}": array for name, array in arrays.items()}})
