@@ -9,7 +9,6 @@ Output of each goes to <result>.log beside its JSON. Without a GPU only what nee
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from functools import partial
 import torch
 
 from benchmarks.commands import BY_RESULT, Command
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import folder
 
 LEAST_SECONDS = 20.0
@@ -30,9 +30,7 @@ TAIL_LINES = 12
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when every command ran to its end."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line("benchmarks", __doc__)
     parser.add_argument("results", nargs="*", metavar="result", help="stems of benchmarks/README.md's results")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="for all of them together")
     options = parser.parse_args(arguments)

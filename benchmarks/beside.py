@@ -25,6 +25,7 @@ from typing import Any
 from benchmarks.checkpoints.published import SIZES, make
 from benchmarks.checkpoints.served import served_directory
 from benchmarks.loads.rows import SOLVER_STEPS, VOICES, row_of
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import Clients, run_together
@@ -166,9 +167,7 @@ def _served(scale: Scale, options: argparse.Namespace, flags: Sequence[str]) -> 
 
 
 def main(words: Sequence[str] | None = None) -> Path:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.beside", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line("benchmarks.beside", __doc__)
     chats = [name for name, (source, _, _) in SIZES.items() if source.startswith("qwen") and "asr" not in source]
     parser.add_argument("chat_model", nargs="?", default=FULL.chat_model, choices=chats)
     parser.add_argument("--first-minutes", action="store_true")

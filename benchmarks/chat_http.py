@@ -8,7 +8,6 @@ prompt is new, down to its first page, and the result counts the hits of the cac
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from typing import Any
 from benchmarks.checkpoints.published import SIZES, make
 from benchmarks.loads.highest_rate import highest
 from benchmarks.loads.rows import row_of
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_load
@@ -52,33 +52,15 @@ TINY = Scale(4, (56, 112), (1, 2), 8, (1, 2), 4, 2.0, 1.0, 1)
 def latency(server: Server, model: str, scale: Scale) -> Iterator[Row]:
     """One client, one request at a time: a JPEG and about 128 text tokens; last as many text tokens as 448 x 448. Each
     row has the means of the server's own stages beside it, warm-up included."""
-    for side in scale.squares:
-        load = ChatLoad(
-            url=server.url,
-            model=model,
-            requests=scale.repeats,
-            seed=side,
-            concurrency=1,
-            warmup=4,
-            width=side,
-            height=side,
-            text_characters=110,
-            output_tokens=2,
-        )
+    inputs: dict[str, dict[str, Any]] = {
+        f"{side}x{side} JPEG": {"seed": side, "warmup": 4, "width": side, "height": side, "text_characters": 110}
+        for side in scale.squares
+    }
+    inputs["text"] = {"seed": 7, "images": 0, "text_characters": 360}
+    for name, shape in inputs.items():
+        load = ChatLoad(url=server.url, model=model, requests=scale.repeats, concurrency=1, output_tokens=2, **shape)
         before = _stages(server)
-        yield {"input": f"{side}x{side} JPEG", **_row(load), **_means(before, _stages(server))}
-    text = ChatLoad(
-        url=server.url,
-        model=model,
-        requests=scale.repeats,
-        seed=7,
-        concurrency=1,
-        images=0,
-        text_characters=360,
-        output_tokens=2,
-    )
-    before = _stages(server)
-    yield {"input": "text", **_row(text), **_means(before, _stages(server))}
+        yield {"input": name, **_row(load), **_means(before, _stages(server))}
 
 
 STAGES = {
@@ -183,7 +165,7 @@ def _measured(kind: str, model: str, scale: Scale, flags: Sequence[str]) -> Iter
 
 
 def main(words: Sequence[str] | None = None) -> Path:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chat_http", description=__doc__)
+    parser = command_line("benchmarks.chat_http", __doc__)
     parser.add_argument("kind", choices=RUNS)
     parser.add_argument("model", nargs="?", default="qwen2_vl_2b", choices=[n for n in SIZES if n != "voxcpm2"])
     parser.add_argument("--seconds", type=float, help="arrivals: for which each rate is held")

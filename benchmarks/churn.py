@@ -9,7 +9,6 @@ must be the same as before; resident memory may grow by GROWTH_RATIO, or must no
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import signal
@@ -26,6 +25,7 @@ from typing import Any
 import httpx
 
 from benchmarks.loads.mixed_traffic import Kind, MixedTraffic
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import table, write
 from benchmarks.servers.footprint import Footprint, footprint
 from benchmarks.servers.process import Server, serve
@@ -126,7 +126,7 @@ def churn(requests: int, clients: int, flags: Sequence[str] = ()) -> dict[str, A
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line("benchmarks.churn", __doc__)
     parser.add_argument("--requests", type=int, default=30_000)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("flags", nargs="*", help="of the server, after --")

@@ -102,21 +102,14 @@ COMMANDS: tuple[Command, ...] = (
         "speech_http_listeners",
         "python -m benchmarks.speech_http listeners",
     ),
-    Command(
-        "TTFT at the client",
-        "chat_http_latency_qwen2_vl_2b",
-        "python -m benchmarks.chat_http latency qwen2_vl_2b",
-        "transformers vllm",
-    ),
-    Command(
-        "TTFT at the client, Qwen3-VL-4B",
-        "chat_http_latency_qwen3_vl_4b",
-        "python -m benchmarks.chat_http latency qwen3_vl_4b",
-    ),
-    Command(
-        "TTFT at the client, MiniCPM-V 4.6",
-        "chat_http_latency_minicpmv_4_6",
-        "python -m benchmarks.chat_http latency minicpmv_4_6",
+    *(
+        Command(
+            f"TTFT at the client, {name}",
+            f"chat_http_latency_{name}",
+            f"python -m benchmarks.chat_http latency {name}",
+            "transformers vllm" if name == "qwen2_vl_2b" else "",
+        )
+        for name in ("qwen2_vl_2b", "qwen3_vl_4b", "minicpmv_4_6")
     ),
     Command(
         "tokens per second at the clients",
@@ -158,20 +151,13 @@ COMMANDS: tuple[Command, ...] = (
     Command("what Ray Serve adds to a request", "ray_hop", "python -m benchmarks.ray_hop", on_cpu=True),
     Command("the same with HAProxy", "ray_hop_haproxy", "python -m benchmarks.ray_hop --haproxy", on_cpu=True),
     Command("steps of two commits, alternately on one GPU", "versions", "python -m benchmarks.versions OLD NEW"),
-    Command(
-        "the same of kimi_vl_a3b",
-        "versions_kimi_vl_a3b",
-        "python -m benchmarks.versions OLD NEW --models kimi_vl_a3b",
-    ),
-    Command(
-        "the same of qwen2_vl_2b",
-        "versions_qwen2_vl_2b",
-        "python -m benchmarks.versions OLD NEW --models qwen2_vl_2b",
-    ),
-    Command(
-        "the same of qwen2_vl_2b and voxcpm2",
-        "versions_qwen2_vl_2b_voxcpm2",
-        "python -m benchmarks.versions OLD NEW --models qwen2_vl_2b voxcpm2",
+    *(
+        Command(
+            f"the same of {models}",
+            f"versions_{models.replace(' ', '_')}",
+            f"python -m benchmarks.versions OLD NEW --models {models}",
+        )
+        for models in ("kimi_vl_a3b", "qwen2_vl_2b", "qwen2_vl_2b voxcpm2")
     ),
     Command("30,000 short requests and what they leave behind", "churn_cpu", "python -m benchmarks.churn", on_cpu=True),
     Command(

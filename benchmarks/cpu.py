@@ -10,7 +10,6 @@ little.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import RESULTS, table, write
 from benchmarks.steps.encoder import pictures
 from benchmarks.steps.full_size import captured
@@ -192,7 +192,7 @@ def build() -> dict[str, Workload]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu", description=__doc__)
+    parser = command_line("benchmarks.cpu", __doc__)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args(words)
     measured = ratios(build())

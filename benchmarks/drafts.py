@@ -10,7 +10,6 @@ miniature on the CPU, to try the script.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from benchmarks.checkpoints.published import GOLDEN
 from benchmarks.checkpoints.served import served_directory
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import Row, record
 from benchmarks.measure.timing import milliseconds, spread
 from benchmarks.steps.decoder import POOL_BYTES, captured_decode, fill
@@ -183,8 +183,7 @@ def measured(name: str, many: int, tiny: bool) -> Iterator[tuple[Row, dict[str, 
 
 
 def main(words: Sequence[str] | None = None) -> Path:
-    way = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m benchmarks.drafts", description=__doc__, formatter_class=way)
+    parser = command_line("benchmarks.drafts", __doc__)
     parser.add_argument("model")
     parser.add_argument("--many", type=int, default=0)
     parser.add_argument("--tiny", action="store_true")

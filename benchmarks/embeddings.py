@@ -9,7 +9,6 @@ of their own, which make their requests beforehand. Of the seconds the second ha
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
 import json
@@ -31,6 +30,7 @@ import torch
 
 from benchmarks.checkpoints.published import GOLDEN
 from benchmarks.checkpoints.served import served_directory
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import Row, record
 from benchmarks.measure.timing import milliseconds
 from benchmarks.servers.process import random_weights, serve
@@ -170,11 +170,7 @@ def measured(tiny: bool) -> Iterator[tuple[Row, dict[str, Any]]]:
 
 
 def main(words: Sequence[str] | None = None) -> Path:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.embeddings",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("benchmarks.embeddings", __doc__)
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args(words)
     return record(f"embeddings_2b{'_tiny' if given.tiny else ''}", measured(given.tiny))

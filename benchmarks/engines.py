@@ -10,7 +10,6 @@ models and engines on the CPU, to try the script.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from typing import Any
 
 from benchmarks.checkpoints.published import make
 from benchmarks.loads.rows import SOLVER_STEPS, row_of
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_load
@@ -150,9 +150,7 @@ def shares(server: Server) -> dict[str, dict[str, float]]:
 
 
 def main(words: Sequence[str] | None = None) -> Path:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engines", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line("benchmarks.engines", __doc__)
     parser.add_argument("kinds", nargs="*", metavar="load", help=", ".join(LOADS))
     parser.add_argument("--gpus", nargs="+", type=int, default=list(GPUS))
     parser.add_argument("--rounds", type=int, default=3)

@@ -12,7 +12,6 @@ in 16 bits; that of tests/golden/quantised, whose weights are random, are the de
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from torch import Tensor
 from benchmarks import decode
 from benchmarks.checkpoints.published import make
 from benchmarks.checkpoints.quantised import quantised
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import Row, record, table
 from benchmarks.steps.full_size import free, measure_each
 from models.checkpoints.checkpoint import Quantization
@@ -224,7 +224,7 @@ def quality(number: int) -> Iterator[tuple[Row, dict[str, Any]]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line("benchmarks.quantization", __doc__)
     what = parser.add_subparsers(dest="what", required=True)
     what.add_parser("decode").add_argument("names", nargs="*", default=["qwen2_vl_2b"])
     what.add_parser("published").add_argument("names", nargs="*", default=[*PUBLISHED_FORMS])

@@ -13,7 +13,6 @@ the processors, only add.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import secrets
@@ -27,9 +26,9 @@ from typing import Any
 import httpx
 import numpy as np
 
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import Row, record
-from benchmarks.servers.ports import reserved_port
-from benchmarks.servers.process import Server
+from benchmarks.servers.process import Server, reserved_port
 from service.cli.bench.traffic import ChatLoad, payload
 
 MODEL = "reprise/qwen2_vl"
@@ -141,9 +140,7 @@ def quantiles(name: str, seconds: Sequence[float]) -> Row:
 
 
 def main(words: Sequence[str] | None = None) -> Path:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ray_hop", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line("benchmarks.ray_hop", __doc__)
     parser.add_argument("--requests", type=int, default=200, help="of each kind to each address")
     parser.add_argument("--haproxy", action="store_true")
     options = parser.parse_args(words)

@@ -23,6 +23,7 @@ from typing import Any, get_args
 import torch
 
 from benchmarks.checkpoints.published import make
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.kernel_times import grouped, traced
 from benchmarks.measure.record import table, write
 from benchmarks.measure.timing import milliseconds
@@ -86,9 +87,7 @@ def encoder_pass(name: str, model: Any, size: str, pool: GraphPool, *, directory
 
 
 def arguments_of(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.replay_profile", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_line("benchmarks.replay_profile", __doc__)
     parser.add_argument("model")
     parser.add_argument("sizes", nargs="*")
     kind = parser.add_mutually_exclusive_group()

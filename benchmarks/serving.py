@@ -13,7 +13,6 @@ the same directory and, seed by seed, the same requests.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ import numpy as np
 from benchmarks.checkpoints.published import SIZES
 from benchmarks.checkpoints.served import TINY_MODEL, served_directory
 from benchmarks.loads.rows import row_of
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import Row, record, version_of
 from benchmarks.servers.footprint import children, processor_seconds
 from benchmarks.servers.process import Server, random_weights, serve
@@ -315,9 +315,7 @@ class Options:
 
 
 def parse(words: Sequence[str] | None) -> Options:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line("benchmarks.serving", __doc__)
     parser.add_argument("kind", help=f"{', '.join(RUNS)}, several with commas between them, all, or directory")
     parser.add_argument("arguments", nargs="*", metavar="MODEL", help="directory: PATH [MODEL]")
     parser.add_argument("--engine", default="reprise", help="reprise, vllm, or a name for the server at --url")

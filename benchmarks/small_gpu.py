@@ -1,17 +1,16 @@
 """A quantised checkpoint of full size on a part of a GPU that stands for a smaller card: start, memory, and pictures.
 
-    python -m benchmarks.small_gpu [MODEL] [--form awq] [--card 8] [--starts 2] [--tiny]
+    python -m benchmarks.small_gpu [MODEL] [--card 8] [--starts 2] [--tiny]
 
-Weights are random numbers rounded to the codes of a form of benchmarks.checkpoints.quantised. This process takes the
-rest of the GPU's memory, so that a server that wants more runs out of it, as on the card; the engine is told the card's
-size. Each start is a row: the memory by `--dry-run` and as the engine divided it, seconds, and what clients saw who
-asked about pictures. `read_s`: reading the file and copying it to the GPU; the rest of `load_s` unpacks and checks, and
-in the first start compiles kernels. --tiny takes a miniature, on any machine.
+Weights are random numbers rounded to the codes of AWQ. This process takes the rest of the GPU's memory, so that a
+server that wants more runs out of it, as on the card; the engine is told the card's size. Each start is a row: the
+memory by `--dry-run` and as the engine divided it, seconds, and what clients saw who asked about pictures. `read_s`:
+reading the file and copying it to the GPU; the rest of `load_s` unpacks and checks, and in the first start compiles
+kernels. --tiny takes a miniature, on any machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import tempfile
 import time
@@ -22,10 +21,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.checkpoints.published import GOLDEN, make
-from benchmarks.checkpoints.quantised import FORMS
 from benchmarks.checkpoints.tokenizers import PUBLISHED, grow_file
 from benchmarks.checkpoints.weights import write_weights
 from benchmarks.loads.rows import row_of
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, serve
 from benchmarks.servers.small_gpu import GPU_BYTES, PROGRAM
@@ -35,7 +34,7 @@ from service.cli.bench.traffic import ChatLoad
 from service.settings.settings import load_settings
 from service.tuning.sizing import size
 
-MODELS = ("qwen2_5_vl_3b", "qwen2_vl_2b", "qwen2_vl_7b")
+MODELS, FORM = ("qwen2_5_vl_3b", "qwen2_vl_2b", "qwen2_vl_7b"), "awq"
 CARDS = {8: 7.8, 12: 11.7, 16: 15.7, 24: 23.6}
 """GiB that a card gives to programs, by the GB of its name."""
 PARTS = ("used", "workspace", "graphs", "state", "left")
@@ -88,11 +87,8 @@ def measure(directory: Path, num_bytes: int, kernels: Path, side: int) -> Row:
 
 
 def main(words: Sequence[str] | None = None) -> Path:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.small_gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line("benchmarks.small_gpu", __doc__)
     parser.add_argument("model", nargs="?", default=MODELS[0], choices=MODELS)
-    parser.add_argument("--form", default="awq", choices=FORMS)
     parser.add_argument("--card", type=int, default=8, choices=CARDS, metavar="GB", help="8, 12, 16 or 24")
     parser.add_argument("--starts", type=int, default=2, help="the first one with an empty kernel cache (default 2)")
     parser.add_argument("--tiny", action="store_true")
@@ -101,15 +97,15 @@ def main(words: Sequence[str] | None = None) -> Path:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if given.tiny:
-            directory = GOLDEN / "quantised/awq"
+            directory = GOLDEN / "quantised" / FORM
         else:
-            directory = make(given.model, folder, given.form)
+            directory = make(given.model, folder, FORM)
             grow_file(directory / "tokenizer.json", PUBLISHED)
             write_weights(directory)
         planned = size(load_settings({"model": [str(directory)]}), str(num_bytes)).memory
         facts = {
             "model": given.model,
-            "form": given.form,
+            "form": FORM,
             "gpu_bytes": num_bytes,
             "weight_bytes": sum(path.stat().st_size for path in directory.glob("*.safetensors")),
             "dry_run": {part: getattr(planned, part) for part in PARTS},
@@ -117,7 +113,7 @@ def main(words: Sequence[str] | None = None) -> Path:
         }
         side = 56 if given.tiny else 448
         rows = (measure(directory, num_bytes, folder / "kernels", side) for _ in range(given.starts))
-        name = f"small_gpu_{'tiny' if given.tiny else given.model}_{given.form}_{given.card}"
+        name = f"small_gpu_{'tiny' if given.tiny else given.model}_{FORM}_{given.card}"
         return record(name, ((row, {}) for row in rows), **facts)
 
 

@@ -11,7 +11,6 @@ voices; the codec is part of every step.
 
 from __future__ import annotations
 
-import argparse
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 from benchmarks.checkpoints.published import make
 from benchmarks.loads.highest_rate import highest
 from benchmarks.loads.rows import SOLVER_STEPS, VOICES, row_of
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import Server, random_weights, serve
 from service.cli.bench.run import run_load
@@ -159,11 +159,7 @@ def _measured(kind: str, scale: Scale, flags: Sequence[str]) -> Iterator[tuple[R
 
 
 def main(words: Sequence[str] | None = None) -> Path:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speech_http",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("benchmarks.speech_http", __doc__)
     parser.add_argument("kind", choices=RUNS)
     parser.add_argument("--rates", type=float, nargs="+", help="listeners: utterances a second, rising")
     parser.add_argument("--ramp", type=float, help="listeners: seconds of a rate before those that are counted")

@@ -5,7 +5,6 @@ python -m benchmarks.speech_steps [BUCKET ...]
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,9 @@ import numpy as np
 import torch
 
 from benchmarks.checkpoints.published import make
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import table, write
-from benchmarks.measure.timing import milliseconds
+from benchmarks.measure.timing import milliseconds, spread
 from benchmarks.steps.full_size import captured, load, show
 from benchmarks.steps.speech import CONTEXT, MODEL, captured_decode
 from models.protocol import SpeechModel
@@ -53,16 +53,15 @@ def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.devi
 
     row: dict[str, Any] = {"streams": bucket, "solver_steps": steps, "context": CONTEXT}
     for name, call in (
-        ("decode_ms", lambda: decode.run(plan)),
-        ("tail_ms", lambda: tail.run(plan)),
-        ("vae_ms", lambda: vae.run(vae_plan)),
-        ("step_ms", steps_in_flow),
+        ("decode", lambda: decode.run(plan)),
+        ("tail", lambda: tail.run(plan)),
+        ("vae", lambda: vae.run(vae_plan)),
+        ("step", steps_in_flow),
     ):
         state["length"].fill_(CONTEXT)
-        flow = name == "step_ms"
-        timing = milliseconds(call, repeats=5 if flow else 30)
-        for key, quantile in (("", "median"), ("_p10", "p10"), ("_p90", "p90")):
-            row[f"{name[:-3]}{key}_ms"] = timing[quantile] / (FLOW if flow else 1)
+        flow = name == "step"
+        taken = spread(name, milliseconds(call, repeats=5 if flow else 30))
+        row |= {key: ms / (FLOW if flow else 1) for key, ms in taken.items()}
     state["length"].fill_(CONTEXT)
     row["decode_eager_ms"] = milliseconds(lambda: decode.run(plan, eager="disabled"), repeats=5, warm_up=1)["median"]
     row["vae_eager_ms"] = milliseconds(lambda: vae.run(vae_plan, eager="disabled"), repeats=5, warm_up=1)["median"]
@@ -75,7 +74,7 @@ def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.devi
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speech_steps", description=__doc__)
+    parser = command_line("benchmarks.speech_steps", __doc__)
     parser.add_argument("buckets", nargs="*", type=int, default=list(BUCKETS), metavar="BUCKET")
     arguments = parser.parse_args()
     device = torch.device("cuda", 0)

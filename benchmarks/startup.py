@@ -8,7 +8,6 @@ with as many entries as the published ones; --tiny takes the golden miniatures i
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from benchmarks.checkpoints.published import GOLDEN, SIZES, make
 from benchmarks.checkpoints.tokenizers import PUBLISHED, grow_file
 from benchmarks.checkpoints.weights import write_weights
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import Row, record
 from benchmarks.servers.process import serve
 
@@ -43,7 +43,7 @@ def measure(flags: list[str], kernels: Path) -> Row:
 
 
 def main(words: Sequence[str] | None = None) -> Path:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__)
+    parser = command_line("benchmarks.startup", __doc__)
     parser.add_argument("model", nargs="?", default=next(iter(MODELS)), choices=MODELS)
     parser.add_argument("--warm", type=int, default=2, metavar="STARTS", help="with a filled kernel cache (default 2)")
     parser.add_argument("--tiny", action="store_true")

@@ -10,7 +10,6 @@ in the one, then in the other. What is compared is the median of the rounds' med
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -18,12 +17,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 
 from benchmarks.checkpoints.published import make
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import write
 from benchmarks.measure.timing import milliseconds
 from benchmarks.steps.decoder import captured_decode, captured_prefill
@@ -33,7 +34,6 @@ from benchmarks.steps.speech import captured_decode as captured_speech
 from models.checkpoints.registry import family_of, resolve
 from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
-from service.graphs.runner import GraphRunner
 
 SPEECH = "voxcpm2"
 DECODE_ROWS: dict[str, tuple[int, ...]] = {"qwen2_vl_2b": (1, 32, 128), "kimi_vl_a3b": (1, 8, 128)}
@@ -66,36 +66,25 @@ def speech_steps(name: str, directory: Path, device: torch.device) -> Iterator[t
     speech = load(directory, device)
     for streams in STREAMS:
         runner, plan, tables = captured_speech(speech, streams, GraphPool(device, POOL_BYTES))
-        yield (
-            f"decode {name}, {streams} streams",
-            _restoring(tables["length"], tables["length"].clone()),
-            _running(runner, plan),
-        )
+        length = tables["length"]
+        yield f"decode {name}, {streams} streams", partial(length.copy_, length.clone()), partial(runner.run, plan)
 
 
 def chat_steps(name: str, directory: Path, device: torch.device) -> Iterator[tuple[str, Step, Step]]:
     processor, model = resolve(family_of(directory).processor)(directory), load(directory, device)
     for rows in DECODE_ROWS.get(name, ()):
         runner, plan, state = captured_decode(name, model.decoder, rows, GraphPool(device, POOL_BYTES))
-        kept = state.ints.clone()
-        yield f"decode {name}, {rows} rows", _restoring(state.ints, kept), _running(runner, plan)
+        restore = partial(state.ints.copy_, state.ints.clone())
+        yield f"decode {name}, {rows} rows", restore, partial(runner.run, plan)
     for tokens in PREFILLS[name]:
         runner, plan = captured_prefill(name, model.decoder, tokens, GraphPool(device, POOL_BYTES))
-        yield f"prefill {name}, {tokens} tokens", lambda: None, _running(runner, plan)
+        yield f"prefill {name}, {tokens} tokens", lambda: None, partial(runner.run, plan)
     pool = GraphPool(device, POOL_BYTES)
     for label, build in ENCODED.get(name, ()):
         plan = model.encoder.plan(build(processor))
         bucket = fitting_bucket(model.encoder.default_buckets(), plan)
         runner = captured(name, "encoder", model.encoder, [bucket], pool)
-        yield f"encoder {name}, {label}", lambda: None, _running(runner, plan)
-
-
-def _restoring(tensor: torch.Tensor, kept: torch.Tensor) -> Step:
-    return lambda: tensor.copy_(kept)
-
-
-def _running(runner: GraphRunner, plan: Any) -> Step:
-    return lambda: runner.run(plan)
+        yield f"encoder {name}, {label}", lambda: None, partial(runner.run, plan)
 
 
 @torch.inference_mode()
@@ -132,7 +121,7 @@ def said(stream: IO[str] | None) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.versions", description=__doc__)
+    parser = command_line("benchmarks.versions", __doc__)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--models", nargs="+", choices=[*PREFILLS, SPEECH], default=[])

@@ -4,18 +4,18 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from functools import partial
 from pathlib import Path
 
 from benchmarks.kernels.timing import compile_all, measure, named, write
+from benchmarks.measure.command_line import command_line
 
 NAMES = ("gemms", "routed", "e4m3")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line("benchmarks.kernels", __doc__)
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--only", metavar="NAME", help="a group or a stack, written to a file of its own")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernels"))

@@ -7,7 +7,6 @@ python -m benchmarks.kernels.choose [FOLDER] [--write]
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from msgspec import to_builtins
 
 from benchmarks.kernels import e4m3
 from benchmarks.kernels.gemms import STACKS, Part, Stack, shape_name, variants
+from benchmarks.measure.command_line import command_line
 from models.layers.kernels.gemm_tables import FILE, SM_90, entries_of
 from models.layers.kernels.gemm_types import Blocks, Choice, Kind, Shape, Variant
 
@@ -186,7 +186,7 @@ def write(path: Path = FILE, **parts: list[Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line("benchmarks.kernels.choose", __doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("benchmarks/results/kernels"))
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()

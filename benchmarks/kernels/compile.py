@@ -10,7 +10,6 @@ those in FILE. --changed: for these, and the first configuration of every other 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -24,6 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure.command_line import command_line
 from models.layers.kernels.gpu import Gpu, named
 
 OUT = Path("benchmarks/results/kernels/compiled.json")
@@ -143,7 +143,7 @@ def main() -> None:
 
     from benchmarks.kernels.offline import ARCHITECTURES
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line("benchmarks.kernels.compile", __doc__)
     parser.add_argument("--gpu", nargs="*", default=[named(gpu.capability) for gpu in ARCHITECTURES])
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--changed", action="store_true")

@@ -12,7 +12,6 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from benchmarks.kernels.launch_cases import launch_all
-from benchmarks.kernels.offline import offline
 from models.layers.kernels.gpu import Gpu
 from service.graphs.buckets import powers_of_two
 
@@ -128,6 +127,3 @@ def _assert_older(found: dict[str, Found]) -> None:
         for launch in of_kernel.launches.values():
             if launch.options.get("TMA") or launch.options.get("PDL") or "launch_pdl" in launch.options:
                 raise AssertionError(f"{name} asks for what this GPU has not: {launch.options}")
-
-
-__all__ = ["Found", "Launch", "configurations", "offline", "sources_of"]

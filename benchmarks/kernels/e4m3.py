@@ -112,9 +112,8 @@ def _tiles(rows: int, gated: bool) -> Iterator[Variant]:
     )
     if rows <= 64:
         yield from (Variant(tile) for tile in few)
-    if rows > 64:
+    else:
         yield from (Variant(tile) for tile in many)
-    if rows > 64:
         yield from (Variant(tile, eight_bit=True) for tile in narrow)
 
 

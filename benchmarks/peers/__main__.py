@@ -8,7 +8,6 @@ result first, so that both sides come from one machine in one run.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import shlex
 import subprocess
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.commands import BY_RESULT
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import table, version_of, write
 
 PACKAGES = {
@@ -40,7 +40,7 @@ def measure(name: str, tiny: bool) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser = command_line("benchmarks.peers", __doc__)
     parser.add_argument("names", nargs="+", choices=PACKAGES)
     parser.add_argument("--with", dest="result", choices=BY_RESULT)
     parser.add_argument("--tiny", action="store_true")

@@ -9,16 +9,16 @@ region or a plot does not match the results. Plots need the extra `report` (matp
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from benchmarks.measure.command_line import command_line
 from benchmarks.report.documents import ROOT, stale, write
 from benchmarks.report.results import Results
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser = command_line("benchmarks.report", __doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args(words).check
     changed = stale(ROOT, Results()) if check else write(ROOT, Results())

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from benchmarks.report.plots import PLOTS, Plot, digest
+from benchmarks.report.plots import PLOTS, Plot, digest, draw
 from benchmarks.report.results import Missing, Results
 from benchmarks.report.tables import TABLES
 
@@ -70,7 +70,7 @@ def write(root: Path, results: Results) -> list[Path]:
             path.write_text(_updated(path, root, results))
             continue
         try:
-            PLOTS[path.stem].draw(results, path)
+            draw(PLOTS[path.stem], results, path)
         except Missing:
             path.unlink()
     return changed

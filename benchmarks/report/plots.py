@@ -46,21 +46,18 @@ class Plot:
     series: Callable[[Results], Panels]
     axes: dict[str, Axes]
 
-    def draw(self, results: Results, path: Path) -> None:
-        """Raises Missing."""
-        panels = self.series(results)
-        _draw(self, panels, path)
-
 
 def digest(panels: Panels) -> str:
     return "data " + hashlib.sha256(json.dumps(panels, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _draw(plot: Plot, panels: Panels, path: Path) -> None:
+def draw(plot: Plot, results: Results, path: Path) -> None:
+    """Raises Missing."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+    panels = plot.series(results)
     settings: dict[Any, object] = {
         "svg.hashsalt": plot.name,
         "svg.fonttype": "none",
@@ -98,10 +95,7 @@ def _draw(plot: Plot, panels: Panels, path: Path) -> None:
             panel.legend(frameon=False, fontsize=8)
         path.parent.mkdir(parents=True, exist_ok=True)
         metadata = {"Date": None, "Description": digest(panels), "Creator": None}
-        if path.suffix == ".svg":
-            figure.savefig(path, transparent=True, metadata=metadata)
-        else:
-            figure.savefig(path, dpi=110)
+        figure.savefig(path, transparent=True, metadata=metadata)
 
 
 def _peer_points(results: Results, engine: str, metric: str) -> Points:
@@ -144,19 +138,13 @@ def _speech_streams(results: Results) -> Panels:
     return {"throughput": throughput, "first audio": first}
 
 
-_TITLES = {
-    "chat_http_arrivals_qwen2_vl_7b": "Qwen2-VL-7B, 8 pictures a prompt",
-}
+_CHATS = "Qwen2-VL-7B, 8 pictures a prompt"
 
 
-def _by_rate(name: str, keys: dict[str, str]) -> Callable[[Results], Panels]:
-    def series(results: Results) -> Panels:
-        rows = [row for row in results[name].rows if row["succeeded"]]
-        return {
-            _TITLES[name]: {label: [(float(r["rate"]), float(r[key])) for r in rows] for label, key in keys.items()}
-        }
-
-    return series
+def _chat_rate(results: Results) -> Panels:
+    rows = [row for row in results["chat_http_arrivals_qwen2_vl_7b"].rows if row["succeeded"]]
+    times = ("mean", "p50", "p99")
+    return {_CHATS: {time: [(float(r["rate"]), float(r[f"first_{time}_ms"])) for r in rows] for time in times}}
 
 
 def _roofline(results: Results) -> Panels:
@@ -201,15 +189,8 @@ PLOTS = {
         Plot(
             "chat_rate",
             "Vision chat: TTFT against the rate of prompts",
-            _by_rate(
-                "chat_http_arrivals_qwen2_vl_7b",
-                {"mean": "first_mean_ms", "p50": "first_p50_ms", "p99": "first_p99_ms"},
-            ),
-            {
-                _TITLES["chat_http_arrivals_qwen2_vl_7b"]: Axes(
-                    "prompts/s", "TTFT, ms", line=(300, "300 ms"), log_y=True
-                )
-            },
+            _chat_rate,
+            {_CHATS: Axes("prompts/s", "TTFT, ms", line=(300, "300 ms"), log_y=True)},
         ),
         Plot(
             "roofline",

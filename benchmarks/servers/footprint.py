@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +67,7 @@ class Footprint:
 
     def facts(self) -> dict[str, Any]:
         """In the form of a result."""
-        return {
-            "processes": self.processes,
-            "descriptors": self.descriptors,
-            "threads": self.threads,
-            "tasks": self.tasks,
-            "resident_bytes": self.resident_bytes,
-            "busy": list(self.busy),
-        }
+        return {name: value for name, value in asdict(self).items() if name != "files"}
 
 
 def children(pid: int) -> list[int]:
@@ -140,22 +134,23 @@ def footprint(server_pid: int, url: str, temporary: Path) -> Footprint:
     """temporary: a TMPDIR that only the server uses."""
     text = httpx.get(f"{url}/metrics", headers={"connection": "close"}, timeout=120).text
     processes = [found for pid in (server_pid, *children(server_pid)) if (found := inspect(pid)) is not None]
-    totals: dict[str, dict[str, int]] = {"count": {}, "fds": {}, "threads": {}, "rss": {}}
-    for process in processes:
-        amounts = {
-            "count": 1,
-            "fds": len(process.descriptors),
-            "threads": process.threads,
-            "rss": process.resident_bytes,
-        }
-        for kind, amount in amounts.items():
-            totals[kind][process.role] = totals[kind].get(process.role, 0) + amount
+    roles = dict.fromkeys(one.role for one in processes)
+
+    def by_role(amount: Callable[[Process], int]) -> dict[str, int]:
+        return {role: sum(amount(one) for one in processes if one.role == role) for role in roles}
+
     files = {str(path) for path in Path("/dev/shm").iterdir() if _belongs(path, processes)}
     # Each built-in voice is kept once, at its first use: no more files than names.
     kept = (path for path in temporary.rglob("*") if FOLDER not in (path.name, path.parent.name))
     files |= {re.sub(r"reprise-\w+", "reprise-*", str(path)) for path in kept}
     return Footprint(
-        totals["count"], totals["fds"], totals["threads"], totals["rss"], frozenset(files), _busy(text), _tasks(text)
+        by_role(lambda one: 1),
+        by_role(lambda one: len(one.descriptors)),
+        by_role(lambda one: one.threads),
+        by_role(lambda one: one.resident_bytes),
+        frozenset(files),
+        _busy(text),
+        _tasks(text),
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.servers.ports import reserved_port
-
+LOOPBACK = "127.0.0.1"
+PORTS = range(20_000, 30_000)
+"""Below the kernel's ephemeral ports, and between the ports of Ray's workers and of its replicas."""
 START_TIMEOUT = 600.0
 ANSWER_TIMEOUT = STOP_TIMEOUT = 120.0
 SETTLED = 3.0
@@ -109,6 +112,23 @@ class Server:
 
 
 @contextmanager
+def reserved_port() -> Iterator[int]:
+    """A TCP port of loopback for a program that is started within, and binds it late. Until the end nobody else gets it
+    from here, in no process: the UDP port of its number says that it is taken."""
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket(type=socket.SOCK_DGRAM) as claim:
+            try:
+                claim.bind((LOOPBACK, port))
+                with socket.socket() as probe:
+                    probe.bind((LOOPBACK, port))
+            except OSError:
+                continue
+            yield port
+            return
+    raise OSError(f"no port of {PORTS} is free")
+
+
+@contextmanager
 def serve(
     *flags: str,
     environment: dict[str, str] | None = None,
@@ -129,7 +149,7 @@ def serve(
         finally:
             os.close(sink)
         try:
-            url = f"http://127.0.0.1:{port}"
+            url = f"http://{LOOPBACK}:{port}"
             _wait(process, url + ready, log)
             yield Server(url, time.monotonic() - began, log, process.pid)
             done = True

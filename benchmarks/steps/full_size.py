@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import tempfile
 from collections.abc import Callable, Collection, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.checkpoints.published import make
+from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import Row, table, write
 from models.checkpoints.checkpoint import Quantization
 from models.checkpoints.registry import family_of, resolve
@@ -54,9 +54,7 @@ def named_models(
     command: str, description: str | None, known: Collection[str], default: Collection[str]
 ) -> Sequence[str]:
     """Models that the command line of `python -m COMMAND` names; `default` if it names none."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {command}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(command, description)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{', '.join(known)}; default: {', '.join(default)}")
     models: list[str] = parser.parse_args().models
     if unknown := [name for name in models if name not in known]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks.servers.ports import reserved_port
+from benchmarks.servers.process import reserved_port
 from deploy.install.lock import TORCH_LOCK, read
 from tests.support.processes import START_SECONDS
 from tests.support.waiting import wait
