@@ -162,7 +162,7 @@ def _loads(
     alone = rate = 0.0
     for at_once in (*streams, *([0] if chat else [])):  # 0: arrivals
         name = f"{at_once} at a time" if at_once else "arrivals at half that rate"
-        if time.monotonic() + (at_once * alone or seconds) > end:
+        if time.monotonic() + seconds + at_once * alone > end:
             left_out.append(f"{card['id']}, {name}")
             continue
         typer.echo(f"{card['id']}: {name}", err=True)
@@ -216,19 +216,19 @@ def _with_rooflines(report: Row, named: Path | None) -> Row:
         if not torch.cuda.is_available() or torch.cuda.get_device_name() != device["name"]:
             return facts | {"no_roofline": "the server's GPU is not the first one here"}
     try:
-        rate = _copied_per_second("cpu" if on_cpu else "cuda")
-    except RuntimeError as error:
-        return facts | {"no_roofline": f"a copy failed ({str(error).splitlines()[0]})"}
-    for row in report["rows"]:
-        if (directory := named or _directory(report["models"][row["model"]])) is None:
-            facts["no_roofline"] = f"{row['model']} is in no cache here; with --model DIRECTORY it is known"
-            continue
-        needed = _step_bytes(directory, torch.float32 if on_cpu else torch.bfloat16)
-        context = row.get("prompt_tokens_mean", 0.0) + row.get("completion_tokens_mean", 0.0) / 2
-        for step in row["steps"]:
-            if step["step"] == "decode" and step["rows"]:
-                step["roofline"] = 1e3 * needed(step["rows"], context) / rate
-    return facts | {"bytes_per_second": rate}
+        facts["bytes_per_second"] = rate = _copied_per_second("cpu" if on_cpu else "cuda")
+        for name, root in report["models"].items():
+            if (directory := named or _directory(root)) is None:
+                facts["no_roofline"] = f"{name} is in no cache here; with --model DIRECTORY it is known"
+                continue
+            needed = _step_bytes(directory, torch.float32 if on_cpu else torch.bfloat16)
+            for row in (row for row in report["rows"] if row["model"] == name):
+                context = row.get("prompt_tokens_mean", 0.0) + row.get("completion_tokens_mean", 0.0) / 2
+                for step in (step for step in row["steps"] if step["step"] == "decode" and step["rows"]):
+                    step["roofline"] = 1e3 * needed(step["rows"], context) / rate
+    except (RuntimeError, CheckpointError) as error:  # no memory is left, or a snapshot is incomplete
+        facts["no_roofline"] = str(error).splitlines()[0]
+    return facts
 
 
 def _step_bytes(directory: Path, dtype: Any) -> Callable[[float, float], float]:
