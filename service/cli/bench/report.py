@@ -280,6 +280,7 @@ def page_of(report: Mapping[str, Any]) -> str:
     device, versions = report["device"], ", ".join(map(" ".join, report["versions"].items()))
     rate, reason = report.get("bytes_per_second"), report.get("no_roofline")
     speed = f"{rate / 1e9:,.0f} GB/s, of a copy within the memory" if rate else "the speed of the memory"
+    gpu = f", {device['memory_bytes'] / 1e9:.0f} GB, driver {device.get('driver', 'unknown')}"
     steps = [{"model": row["model"], "load": row["name"], **step} for row in report["rows"] for step in row["steps"]]
     for step in steps:
         step["replayed"] = f"{step['replayed']:.0%}"
@@ -287,7 +288,7 @@ def page_of(report: Mapping[str, Any]) -> str:
             step["x roofline"] = step["ms"] / step["roofline"]
     parts = [
         f"# Reprise on {device['name']}",
-        f"- device: {device['name']}, {device['memory_bytes'] / 1e9:.0f} GB, driver {device.get('driver', 'unknown')}\n"
+        f"- device: {device['name']}{gpu if device['memory_bytes'] else ''}\n"
         f"- processor: {report.get('processor', 'unknown')}\n"
         f"- versions: {versions}, commit {report['commit'][:12]}\n"
         f"- models: {', '.join(report['models'])}\n"
