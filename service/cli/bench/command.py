@@ -46,7 +46,7 @@ REPORT = "reprise-report"
 class _Bench(TyperGroup):
     """--report may have a path."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for at, word in enumerate(args[:]):
             if word == "--report" and (at + 1 == len(args) or args[at + 1].startswith("-")):
                 args.insert(at + 1, REPORT)

@@ -156,6 +156,7 @@ def _loads(
 ) -> Iterator[Row]:
     """A row for each load, which sends for at most `seconds`. left_out: gets those that might not end before `end`."""
     chat = card["kind"] == "chat"
+    kind: Any = ChatLoad if chat else SpeechLoad
     streams = CHATS if chat else STREAMS
     shape = (CPU_CHAT if on_cpu else CHAT) if chat else (CPU_SPEECH if on_cpu else SPEECH)
     fields = {"url": client.url, "api_key": client.key, "model": card["id"], "timeout": 4 * seconds, "warmup": 0}
@@ -167,9 +168,10 @@ def _loads(
             continue
         typer.echo(f"{card['id']}: {name}", err=True)
         most = streams[at_once] if at_once else max(1, min(max(streams.values()), round(rate / 2 * seconds)))
-        given = {"requests": max(at_once, most // 8) if on_cpu and at_once else most, "seed": secrets.randbelow(SEEDS)}
+        requests = max(at_once, most // 8) if on_cpu and at_once else most
+        given: Row = {"requests": requests, "seed": secrets.randbelow(SEEDS)}
         given |= {"concurrency": at_once} if at_once else {"rate": rate / 2}
-        load: AnyLoad = msgspec.convert(fields | shape | given, ChatLoad if chat else SpeechLoad)
+        load: AnyLoad = msgspec.convert(fields | shape | given, kind)
         if not alone:
             warm_up(msgspec.structs.replace(load, warmup=1))
         before = client.metrics()
