@@ -9,14 +9,17 @@ captured bucket that fits and replays the captured graph of the same forward.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, Protocol
+from math import prod
+from typing import Literal, Protocol, cast
 
+import torch
 from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Capturable, Plan
 from models.interfaces.media import MediaItem
 from models.layers.adapters import LoraBank, LoraPlace
 from models.layers.kv_cache import CacheSpec, PagedBatch
+from models.layers.moe import weight_bytes
 
 
 class VisionEncoder(Capturable, Protocol):
@@ -116,6 +119,17 @@ class Decoder(Protocol):
         ...
 
 
+def decode_bytes(decoder: Decoder, rows: float, context: float, dtype: torch.dtype) -> float:
+    """Bytes that a decode step reads: every weight that `rows` tokens need, and their keys and values in `dtype`, once.
+    Recurrent states are read and written."""
+    heads = (getattr(decoder, "head", None), getattr(decoder, "tied_head", None))
+    left_out = ("embed_tokens.",) if any(head is not None for head in heads) else ()
+    cached = sum(spec.bytes_per_token(dtype) for spec in decoder.cache_specs())
+    states = (spec for layer in decoder.state_specs() for spec in layer.values())
+    row = context * cached + 2 * sum(prod(spec.shape) * spec.dtype.itemsize for spec in states)
+    return weight_bytes(cast("nn.Module", decoder), rows, left_out) + rows * row
+
+
 class ChatModel(Protocol):
     """A language model with an encoder of pictures and videos, or of audio."""
 
@@ -156,6 +170,10 @@ class SpeechModel(Protocol):
     """Number of last patches on which the codec's streaming state depends: decoding them from silence restores it."""
     local_networks: Sequence[nn.Module]
     """Networks with several rows for each stream of a step; their GEMMs are tuned for more rows than the backbone's."""
+
+    def step_weight_bytes(self, solver_steps: int) -> int:
+        """Bytes of weights that a decode step of few rows reads: those of the flow solver once per evaluation."""
+        ...
 
     def lora_places(self) -> Mapping[str, LoraPlace]:
         """The layers that adapters may change. The steps below take a `bank` of adapters, and with it the buffers

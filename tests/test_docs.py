@@ -244,7 +244,7 @@ def test_what_is_named_exists(document: Path) -> None:
     assert set(re.findall(rf"`({PREFIX}_[a-z_]+)", text)) <= known
     flags = set(re.findall(r"`(?:reprise serve )?--([a-z][a-z-]+)", BLOCK.sub("", text)))
     others = {"config", "print-config", "dry-run", "gpu-memory", "help", "version"}
-    others |= {"url", "key", "local", "out", "json"}
+    others |= {"url", "key", "local", "out", "json", "report", "minutes"}
     others |= BENCH_FLAGS
     settings = {name.replace("_", "-") for name in Settings.model_fields}
     assert {flag.removeprefix("no-") for flag in flags} <= settings | others

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.commands import BY_RESULT
 from benchmarks.report.results import Missing, Result, Results
+from service.cli.bench.report import markdown, number
 
 NAMES = {
     "qwen2_vl_2b": "Qwen2-VL-2B",
@@ -31,21 +32,6 @@ NAMES = {
 
 
 PEER_NAMES = {"vllm": "vLLM", "nano-vllm-voxcpm": "nano-vllm-voxcpm"}
-
-
-def number(value: float) -> str:
-    """Three significant digits, whole numbers from a hundred on."""
-    if value == 0:
-        return "0"
-    if abs(value) >= 99.95:
-        return f"{value:,.0f}"
-    digits = 1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.9995 else 3
-    return f"{value:.{digits}f}"
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [list(head), ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def absent(name: str) -> str:

@@ -17,9 +17,7 @@ from benchmarks.report.formatting import (
     NAMES,
     PEER_NAMES,
     device_mark,
-    markdown,
     model_name,
-    number,
     percent,
     server_of,
     sides,
@@ -27,6 +25,7 @@ from benchmarks.report.formatting import (
     spread,
 )
 from benchmarks.report.results import Missing, Result, Results
+from service.cli.bench.report import markdown, number
 
 Row = dict[str, Any]
 Cell = str | Callable[[Result, Row], str]
@@ -329,7 +328,32 @@ def comparison(results: Results) -> str:
     return markdown(["", f"Reprise on {' and '.join(sorted(gpus))}", "best peer"], rows)
 
 
+def _of_decode(row: Row, key: str) -> str:
+    """Of the decode steps of a load in a report."""
+    found = [step[key] for step in row["steps"] if step["step"] == "decode" and step.get(key)]
+    return number(found[0]) if found else ""
+
+
+def reports(results: Results) -> str:
+    """What `reprise bench --report` wrote."""
+    names = [f"reports/{path.stem}" for path in sorted((results.folder / "reports").glob("*.json"))]
+    columns: list[tuple[str, Cell]] = [
+        ("device", lambda result, row: str(result.facts["device"]["name"])),
+        ("model", _text("model")),
+        ("load", _text("name")),
+        ("tokens/s", "tokens_per_second"),
+        ("audio-s per s", "audio_seconds_per_second"),
+        ("first token or sound, p50, ms", lambda result, row: number(1e3 * row["first"]["p50"])),
+        ("p95, ms", lambda result, row: number(1e3 * row["first"]["p95"])),
+        ("rows of a decode step", lambda result, row: _of_decode(row, "rows")),
+        ("ms", lambda result, row: _of_decode(row, "ms")),
+        ("roofline, ms", lambda result, row: _of_decode(row, "roofline")),
+    ]
+    return Table(names, columns)(results) if names else "None was sent yet."
+
+
 TABLES: dict[str, Callable[[Results], str]] = {
+    "reports": reports,
     "comparison": comparison,
     "commands": commands,
     "h200": h200,

@@ -15,10 +15,9 @@ from benchmarks.steps.full_size import load
 from models.kimi_vl.language import LatentDecoder
 from models.layers.decoder import CausalDecoder
 from models.layers.kv_cache import STATE_INTERVAL
-from models.layers.moe import MixtureOfExperts
-from models.protocol import Decoder
+from models.layers.moe import chosen_experts, weight_bytes
+from models.protocol import Decoder, decode_bytes
 from models.qwen_vl.v3_5.language import HybridDecoder
-from service.engine.chat.slot_state import row_bytes
 
 EMBEDDINGS = ("embed_tokens.", "head.", "tied_head.")
 """Beginnings of the names of weights that are no part of a layer."""
@@ -27,19 +26,14 @@ EMBEDDINGS = ("embed_tokens.", "head.", "tied_head.")
 def decode_floor(decoder: Decoder, rows: int, context: int) -> float:
     """Seconds of a step: every weight that `rows` tokens need, and their keys and values, read once; recurrent states
     read and written once."""
-    assert isinstance(decoder, nn.Module)
-    heads = (getattr(decoder, "head", None), getattr(decoder, "tied_head", None))
-    left_out = ("embed_tokens.",) if any(head is not None for head in heads) else ()
-    cached = sum(spec.bytes_per_token(torch.bfloat16) for spec in decoder.cache_specs())
-    row = context * cached + 2 * row_bytes(decoder.state_specs())
-    return (_read_bytes(decoder, rows, left_out) + rows * row) / bytes_per_second()
+    return decode_bytes(decoder, rows, context, torch.bfloat16) / bytes_per_second()
 
 
 def prefill_floor(decoder: Decoder, tokens: int) -> float:
     """Seconds of the layers over one prompt without cached context: the larger of its arithmetic (causal attention
     counts half of all pairs, the delta rule as in chunks) and the weights that `tokens` tokens need, read once."""
     assert isinstance(decoder, nn.Module)
-    chosen = _chosen(decoder)
+    chosen = chosen_experts(decoder)
     linear = 0.0
     for name, weight in decoder.named_parameters():
         codes = name.endswith((".scale", ".zeros"))
@@ -50,7 +44,7 @@ def prefill_floor(decoder: Decoder, tokens: int) -> float:
     attention = len(decoder.cache_specs()) * tokens**2 * _attended_width(decoder)
     if isinstance(decoder, HybridDecoder):
         linear += tokens * _delta_flops(decoder)
-    return max((linear + attention) / FLOPS, _read_bytes(decoder, tokens, EMBEDDINGS) / bytes_per_second())
+    return max((linear + attention) / FLOPS, weight_bytes(decoder, tokens, EMBEDDINGS) / bytes_per_second())
 
 
 @cache
@@ -64,23 +58,6 @@ def _without_weights(name: str) -> Decoder:
     with tempfile.TemporaryDirectory() as folder:
         decoder: Decoder = load(make(name, Path(folder)), torch.device("meta")).decoder
     return decoder
-
-
-def _read_bytes(decoder: nn.Module, rows: int, left_out: tuple[str, ...]) -> float:
-    """Bytes of weights, but those whose names begin so; of experts the share that `rows` random choices touch."""
-    chosen = _chosen(decoder)
-    num_bytes = 0.0
-    for name, parameter in decoder.named_parameters():
-        if not name.startswith(left_out):
-            untouched = (1 - chosen[id(parameter)] / parameter.shape[0]) ** rows if id(parameter) in chosen else 0.0
-            num_bytes += (1 - untouched) * parameter.numel() * parameter.element_size()
-    return num_bytes
-
-
-def _chosen(decoder: nn.Module) -> dict[int, int]:
-    """Number of experts of a row, by the id of a stack of experts' weights."""
-    mixtures = [module for module in decoder.modules() if isinstance(module, MixtureOfExperts)]
-    return {id(weight): mixture.router.top_k for mixture in mixtures for weight in mixture.experts.parameters()}
 
 
 def _attended_width(decoder: nn.Module) -> int:

@@ -224,3 +224,21 @@ class MixtureOfExperts(nn.Module):
             rows = experts_one_by_one(x, chosen, self.experts.gate_up, self.experts.down)
             return combine(rows, weights, base(x))
         return self.experts(x, weights, chosen, base(x))
+
+
+def weight_bytes(module: nn.Module, rows: float, left_out: tuple[str, ...]) -> float:
+    """Bytes of weights that `rows` tokens read, without those whose names begin so: all, but of experts the share that
+    random choices touch."""
+    chosen = chosen_experts(module)
+    num_bytes = 0.0
+    for name, parameter in module.named_parameters():
+        if not name.startswith(left_out):
+            untouched = (1 - chosen[id(parameter)] / parameter.shape[0]) ** rows if id(parameter) in chosen else 0.0
+            num_bytes += (1 - untouched) * parameter.numel() * parameter.element_size()
+    return num_bytes
+
+
+def chosen_experts(module: nn.Module) -> dict[int, int]:
+    """Number of experts of a row, by the id of a stack of experts' weights."""
+    mixtures = [part for part in module.modules() if isinstance(part, MixtureOfExperts)]
+    return {id(weight): mixture.router.top_k for mixture in mixtures for weight in mixture.experts.parameters()}

@@ -24,6 +24,7 @@ from models.voxcpm2.lora import lora_places
 from models.voxcpm2.network import FlowSolver, VoxCPM2Network, network_rules
 from models.voxcpm2.patch import PatchMaker
 from models.voxcpm2.rows import State, advance_length, decode_rows
+from models.voxcpm2.solver import schedule
 from models.voxcpm2.steps import DecodeStep, PrefillStep, Tail, VAEStep, lora_of
 from models.voxcpm2.vae_weights import load_audio_vae, randomise_audio_vae, round_product_weights
 
@@ -49,6 +50,11 @@ class VoxCPM2:
         self.dtype = network.enc_to_lm_proj.weight.dtype
         self.noise: Noise = self._philox_noise
         self._solvers: dict[int, FlowSolver] = {}
+
+    def step_weight_bytes(self, solver_steps: int) -> int:
+        solver = sum(weight.nbytes for weight in self.network.feat_decoder.parameters())
+        every = sum(weight.nbytes for weight in self.network.parameters()) - self.network.embed_tokens.weight.nbytes
+        return every + (len(schedule(solver_steps, self.dtype).times) - 1) * solver
 
     def lora_places(self) -> dict[str, LoraPlace]:
         return lora_places(self._config)

@@ -100,7 +100,7 @@ class ApiClient:
 
     def __init__(self, url: str, key: str) -> None:
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        self.url = url
+        self.url, self.key = url, key
         self._http = httpx.Client(base_url=url, headers=headers, timeout=600, trust_env=False)
 
     def __enter__(self) -> ApiClient:
@@ -192,6 +192,13 @@ class ApiClient:
         """A raw GET (/health, /metrics); never raises on status."""
         with self._reaching():
             return self._http.get(path)
+
+    def metrics(self) -> ScrapedMetrics:
+        response = self.get("/metrics")
+        if response.status_code != 200:
+            hint = "; --key names an API key" if response.status_code in (401, 403) else ""
+            raise ServerError(f"{self.url}/metrics answered with status {response.status_code}{hint}")
+        return ScrapedMetrics(response)
 
     def first(self, kind: str) -> str:
         """Name of the first model of a kind, such as "chat" or "speech"; ServerError if there is none."""
@@ -485,10 +492,7 @@ def models(url: Url = DEFAULT_URL, key: Key = "") -> None:
 def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
     """Show what a server is doing: its models, their requests and caches, the memory of its device."""
     with connect(url, key) as client:
-        health, metrics = client.get("/health"), client.get("/metrics")
-        if metrics.status_code != 200:
-            hint = "; --key names an API key" if metrics.status_code in (401, 403) else ""
-            raise ServerError(f"{url}/metrics answered with status {metrics.status_code}{hint}")
+        found, health = client.metrics(), client.get("/health")
         try:
             said = health.json()
             phases = f"{said['engine']} ({', '.join(said['engines'])})" if "engines" in said else said["engine"]
@@ -497,7 +501,6 @@ def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
         # Names of a model share its checkpoint; metrics have the first one.
         first = {card["root"]: card for card in reversed(client.models())}.values()
         cards = {card["id"]: card for card in reversed(first)}
-    found = ScrapedMetrics(metrics)
     device = found.label("reprise_engine_info", "device") or "no device yet"
     memory = f", {found.gpu_memory()}" if found.gpu_memory() else ""
     Console(soft_wrap=True).print(f"{url}: {phases}, {device}{memory}", highlight=False)
@@ -544,6 +547,15 @@ class ScrapedMetrics:
         labels = (model, engine)
         found = (s for s in self._samples if s.name == name)
         return sum(s.value for s in found if (s.labels.get("model"), s.labels.get("engine", "")) == labels)
+
+    def sums(self, name: str, label: str = "", **wanted: str) -> dict[str, float]:
+        """Sums of the samples with the wanted labels, by the values of `label`."""
+        sums: dict[str, float] = {}
+        for sample in self._samples:
+            if sample.name == name and wanted.items() <= sample.labels.items():
+                value = sample.labels.get(label, "")
+                sums[value] = sums.get(value, 0.0) + sample.value
+        return sums
 
     def engines(self) -> list[str]:
         """Indexes of the engines; empty if there is only one."""

@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 
 from service.api.chat.schema import ChatRequestBody, Message
 from service.api.speech.schema import SpeechRequestBody
+from service.cli.bench import report as bench_report
 from service.cli.bench import run as bench_run
+from service.cli.bench.report import page_of
 from service.cli.bench.run import Clients
 from service.cli.bench.traffic import PATCH_SECONDS, WORDS, ChatLoad, SpeechLoad, payload, questions
 from service.cli.main import app
@@ -189,3 +191,65 @@ def test_refusals_are_counted_and_no_answer_at_all_is_an_error() -> None:
 def test_what_makes_no_sense_is_said(arguments: list[str], said: str) -> None:
     done = invoke(*arguments)
     assert done.exit_code == 2 and said in done.output
+
+
+def small_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads of a few requests."""
+    monkeypatch.setattr(bench_report, "CHATS", {1: 8, 2: 16})
+    monkeypatch.setattr(bench_report, "STREAMS", {1: 8})
+    monkeypatch.setattr(bench_report, "COPY_BYTES", 1 << 22)
+    monkeypatch.setattr(bench_report, "CPU_CHAT", {"width": 56, "height": 56, "text_words": 4, "output_tokens": 4})
+    monkeypatch.setattr(bench_report, "CPU_SPEECH", {"text_words": 4, "seconds": 0.32})
+
+
+@pytest.mark.slow
+def test_a_report_of_a_server(embedded_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_report(monkeypatch)
+    done = invoke("--report", str(tmp_path / "mine"), "--url", embedded_server.url, "--minutes", "60")
+    assert done.exit_code == 0, done.output
+    report, page = json.loads((tmp_path / "mine.json").read_text()), (tmp_path / "mine.md").read_text()
+    assert "benchmarks/results/reports" in done.output and embedded_server.url not in page + json.dumps(report)
+    assert report["device"]["name"] == "cpu" and report["versions"]["torch"] and not report["left_out"]
+    assert report["bytes_per_second"] > 0 and report["start"]["captures"] > 0 and len(report["commit"]) == 40
+    loads = {(row["model"], row["name"]): row for row in report["rows"]}
+    chat = "reprise/qwen2_vl"
+    named = {(chat, name) for name in ("1 at a time", "2 at a time", "arrivals at half that rate")}
+    assert set(loads) == named | {("reprise/voxcpm2", "1 at a time")}
+    for row in loads.values():
+        assert row["requests"] == row["succeeded"] > 0
+        (decode,) = (step for step in row["steps"] if step["step"] == "decode")
+        assert decode["number"] > 0 and 1 <= decode["rows"] <= 2 and decode["ms"] > 0 and decode["roofline"] > 0
+    assert all(f"| {model} | {name} | " in page for model, name in loads) and page == page_of(report)
+
+
+def test_a_page_says_what_is_missing() -> None:
+    load = {"model": "m", "name": "8 at a time", "requests": 9, "succeeded": 8, "requests_per_second": 2.0, "gap": {}}
+    step = {"step": "decode", "number": 4, "replayed": 0.5, "rows": 7.5, "ms": 3.0}
+    load |= {"tokens_per_second": 1234.5, "first": {"p50": 0.0125, "p95": 0.5}}
+    report = {"time": "2026-01-02T03:04:05Z", "commit": "0.1.0", "device": {"name": "NVIDIA X", "memory_bytes": 24e9}}
+    report |= {"versions": {"torch": "2"}, "models": {"m": "a/m"}, "start": {"load": 1.5}}
+    report |= {"left_out": ["m, 32 at a time"]}
+    page = page_of(report | {"rows": [load | {"steps": [step | {"roofline": 1.5}]}], "bytes_per_second": 3e12})
+    assert "# Reprise on NVIDIA X" in page and "3,000 GB/s" in page and "time: m, 32 at a time." in page
+    assert "| m | 8 at a time | 9 | 1 | 2.00 | 1,234 |  | 12.5 | 500 |  |" in page
+    assert "| m | 8 at a time | decode | 4 | 50% | 7.50 | 3.00 | 1.50 | 2.00 |" in page
+    page = page_of(report | {"rows": [load | {"steps": [step]}], "no_roofline": "the server is on another machine"})
+    assert "Without a roofline: the server is on another machine." in page and "x roofline" not in page
+
+
+def test_a_report_that_cannot_be_made_is_refused_in_words(tmp_path: Path) -> None:
+    def refusal(*arguments: str) -> str:
+        done = invoke(*arguments)
+        assert done.exit_code and not list(tmp_path.iterdir())
+        return f"{done.output} {done.exception}"
+
+    path = str(tmp_path / "r")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    assert "no server at" in refusal("--report", path, "--url", url)
+    assert "No such file" in refusal("--report", str(tmp_path / "no" / "r"), "--url", url)
+    assert "neither a directory nor a hub id" in refusal("--report", path, "--model", "a/b/c")
+    assert "either --report or a load" in refusal("--report", path, "chat")
+    assert "either --report or a load" in refusal("--minutes", "1")
+    with running_server() as server:
+        assert "has no model 'nobody'; it has" in refusal("--report", path, "--url", server.url, "--model", "nobody")

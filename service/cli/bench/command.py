@@ -21,7 +21,9 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
+from typer.core import TyperGroup
 
+from service.cli.bench.report import SEEDS, write_report
 from service.cli.bench.run import cached_prompts, run_load, summary
 from service.cli.bench.traffic import AnyLoad, ChatLoad, Load, Record, SpeechLoad
 from service.cli.commands import (
@@ -38,13 +40,48 @@ from service.cli.commands import (
 )
 
 LATE_SECONDS = 0.05
-_SEEDS = 1_000_000_000
+REPORT = "reprise-report"
+
+
+class _Bench(TyperGroup):
+    """--report may have a path."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for at, word in enumerate(args[:]):
+            if word == "--report" and (at + 1 == len(args) or args[at + 1].startswith("-")):
+                args.insert(at + 1, REPORT)
+        return super().parse_args(ctx, args)
+
 
 bench = typer.Typer(
     name="bench",
+    cls=_Bench,
     help="Put a load on a server and time its answers at the client. Every picture and text is new.",
     no_args_is_help=True,
+    invoke_without_command=True,
 )
+
+
+@bench.callback()
+def report(
+    context: typer.Context,
+    path: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="[PATH]",
+            help=f"Measure start, steps and served loads of a model into PATH.json and PATH.md ({REPORT}).",
+        ),
+    ] = None,
+    url: Annotated[str, typer.Option(help="Server to report on; default: one that is started.")] = "",
+    key: Key = "",
+    model: Annotated[str, typer.Option(help="Served name at --url; or what to start: a hub id or directory.")] = "",
+    minutes: Annotated[float, typer.Option(min=0.01, help="Longest time of a report, without a download.")] = 5.0,
+) -> None:
+    if (path is None) == (context.invoked_subcommand is None):
+        raise typer.BadParameter("give either --report or a load, chat or speech")
+    if path is not None:
+        write_report(path, url.rstrip("/").removesuffix("/v1"), key, model, 60 * minutes)
 
 
 @dataclass(frozen=True)
@@ -82,7 +119,7 @@ class Options:
             "url": client.url,
             "model": self.model or client.first(kind),
             "requests": self.requests,
-            "seed": secrets.randbelow(_SEEDS) if self.seed is None else self.seed,
+            "seed": secrets.randbelow(SEEDS) if self.seed is None else self.seed,
             "concurrency": 0 if self.rate is not None else self.concurrency or 4,
             "rate": self.rate or 0.0,
             "warmup": self.warmup,

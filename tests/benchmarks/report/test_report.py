@@ -97,3 +97,15 @@ def test_all_tables_of_performance_are_of_one_commit() -> None:
     text = (ROOT / "docs/performance.md").read_text()
     commits = re.findall(r"^- `\w+\.json`: .*, commit (\w+), \d{4}-\d\d-\d\d$", text, re.M)
     assert len(commits) > 5 and len(set(commits)) == 1, set(commits)
+
+
+def test_reports_that_were_sent_are_a_table(results: Results) -> None:
+    assert TABLES["reports"](results) == "None was sent yet."
+    step = {"step": "decode", "rows": 7.5, "ms": 3.0, "roofline": 1.5}
+    row = {"model": "m", "name": "8 at a time", "succeeded": 8, "first": {"p50": 0.0125, "p95": 0.5}}
+    row |= {"tokens_per_second": 12.5, "steps": [{"step": "encoder", "ms": 9.0}, step]}
+    (results.folder / "reports").mkdir()
+    (results.folder / "reports" / "mine.json").write_text(json.dumps({**FACTS, "rows": [row]}))
+    table = TABLES["reports"](results)
+    assert "| an H100 | m | 8 at a time | 12.5 |  | 12.5 | 500 | 7.50 | 3.00 | 1.50 |" in table
+    assert "`reports/mine.json`: an H100" in table
