@@ -84,7 +84,9 @@ class Ears:
         format = _read(given.format, RealtimeFormat, f"{at}.format") or now.format
         if format.rate not in (None, format.sample_rate):
             raise invalid(f"{at}.format.rate", f"{format.rate} given, must be {format.sample_rate} for {format.type}")
-        options = _read(given.transcription, RealtimeTranscription, f"{at}.transcription") or now.transcription
+        options = now.transcription
+        if given.transcription is not UNSET:
+            options = _read(given.transcription, RealtimeTranscription, f"{at}.transcription")
         if options is not None and options.language:
             try:
                 self._hears(self._named(options)).language(options.language)
@@ -101,8 +103,8 @@ class Ears:
         if changed or detection != self.detection:
             self.detection = detection
             self._restart_detection()
-        if options is not None:
-            self._options, self.tells, self.model = options, True, self._named(options)
+        self._options, self.tells = options or RealtimeTranscription(), options is not None
+        self.model = self._named(self._options)
         return msgspec.structs.replace(now, format=self._format, transcription=options, turn_detection=detection)
 
     async def append(self, audio: str) -> list[Boundary]:
@@ -176,7 +178,7 @@ class Ears:
 
     @property
     def empty(self) -> bool:
-        return not self._audio
+        return len(self._audio) < self._width
 
     @property
     def speaking(self) -> bool:

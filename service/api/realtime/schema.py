@@ -96,13 +96,13 @@ class RealtimeOutput(VoiceOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RealtimeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Audio that clients send. transcription (RealtimeTranscription), format (RealtimeFormat) and turn_detection
-    (ServerVad, SemanticVad, or null: the client commits) are in force where a model that hears is hosted; otherwise
-    they are null, as is noise_reduction."""
+    """Audio that clients send. transcription (RealtimeTranscription, or null: not told), format (RealtimeFormat) and
+    turn_detection (ServerVad, SemanticVad, or null: the client commits) are in force where a model that hears is
+    hosted; otherwise they are null, as is noise_reduction."""
 
     format: Any = None
     turn_detection: Any = UNSET
-    transcription: Any = None
+    transcription: Any = UNSET
     noise_reduction: Any = None
 
 

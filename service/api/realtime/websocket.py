@@ -93,7 +93,7 @@ class Session:
         self._answer: Answer | None = None
         hosted = next((model for model in context.catalog.models if model.task == "transcription"), None)
         self._ears = None if hosted is None else Ears(context, record, hosted, self._tell)
-        heard = RealtimeInput(format=PCM, turn_detection=self._ears and self._ears.detection)
+        heard = RealtimeInput(format=PCM, turn_detection=self._ears and self._ears.detection, transcription=None)
         self._config = RealtimeConfig(
             output_modalities=["audio" if _speaks(context) else "text"],
             audio=RealtimeAudio(input=heard, output=RealtimeOutput(format=PCM)),
@@ -319,16 +319,17 @@ class Session:
         if given.model is not None and self._context.catalog.get(given.model) is not self._model:
             raise invalid("session.model", "cannot be changed; open another connection")
         config = updated(self._config, given, "session", hears=hears)
-        if self._ears is not None and given.audio is not None and given.audio.input is not None:
-            heard = self._ears.configure(
-                given.audio.input, config.audio.input or schema.RealtimeInput(format=schema.PCM)
-            )
-            config = msgspec.structs.replace(config, audio=msgspec.structs.replace(config.audio, input=heard))
-            self._speech_id = self._speech_id if self._ears.speaking else None
         if config.spoken and not self._context.catalog.of_kind("speech"):
             unsupported.append(_unsupported("session.output_modalities", "no speech model is served"))
             config = msgspec.structs.replace(config, output_modalities=["text"])
         broken = await check_update(self._context, given, config, self._record.client)
+        # Last, since it takes effect at once.
+        if self._ears is not None and given.audio is not None and given.audio.input is not None:
+            assert config.audio.input is not None  # since the session began
+            heard = self._ears.configure(given.audio.input, config.audio.input)
+            config = msgspec.structs.replace(config, audio=msgspec.structs.replace(config.audio, input=heard))
+            self._ears.tells = self._ears.tells or self._transcribes
+            self._speech_id = self._speech_id if self._ears.speaking else None
         self._config = config
         self._context.field_warnings.warn("session.update", (field.param for field in unsupported))
         await self._tell("session.updated", session=self._shown, unsupported=unsupported or UNSET, unenforced=broken)

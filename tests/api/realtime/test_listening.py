@@ -77,6 +77,25 @@ async def test_a_session_of_transcripts(scribe: ClientConnection) -> None:
     assert (await refused(scribe, "response.create"))["code"] == "unsupported_event"
 
 
+async def test_null_ends_the_telling_of_transcripts(server: RunningServer, scribe: ClientConnection) -> None:
+    """But not in a session that has nothing else."""
+    async with dial(server, "model=tiny") as talk:
+        for socket, kind, told in ((talk, "realtime", False), (scribe, "transcription", True)):
+            await configure(socket, kind, transcription={"language": "de"})
+            kept = await configure(socket, kind, turn_detection=None)
+            assert kept["session"]["audio"]["input"]["transcription"] == {"language": "de"}
+            ended = await configure(socket, kind, transcription=None)
+            assert ended["session"]["audio"]["input"]["transcription"] is None
+            await tell(socket, "input_audio_buffer.append", audio=base64.b64encode(SECOND.tobytes()).decode())
+            await tell(socket, "input_audio_buffer.commit")
+            if told:
+                events = await up_to(socket, f"{HEARD}.completed")
+                assert events[-1]["languages"] != [{"code": "de"}], "the hint is gone, too"
+            else:
+                await tell(socket, "response.create", response={"output_modalities": ["text"]})
+                assert f"{HEARD}.completed" not in kinds(await up_to(socket, "response.done"))
+
+
 @pytest.mark.parametrize("law", ["ulaw", "alaw"])
 async def test_telephones(scribe: ClientConnection, law: str) -> None:
     """Bytes are heard at the levels that FFmpeg gives them."""
@@ -108,6 +127,10 @@ async def test_the_buffer(scribe: ClientConnection, monkeypatch: pytest.MonkeyPa
     await tell(scribe, "input_audio_buffer.commit")
     failed = (await up_to(scribe, f"{HEARD}.failed"))[-1]
     assert "too short" in failed["error"]["message"] and failed["error"]["type"] == "invalid_request_error"
+    await tell(scribe, "input_audio_buffer.append", audio=base64.b64encode(bytes(1)).decode())
+    half = await refused(scribe, "input_audio_buffer.commit")
+    assert half["code"] == "input_audio_buffer_commit_empty", "half a sample"
+    await tell(scribe, "input_audio_buffer.clear")
     assert (await speak(scribe, SECOND.tobytes()))[-1]["transcript"] == "1.00 s."
 
 

@@ -161,6 +161,15 @@ async def test_fields_of_the_detection(talk: ClientConnection) -> None:
         assert param == f"session.audio.input.turn_detection{field}"
 
 
+async def test_an_update_that_is_refused_changes_nothing(talk: ClientConnection) -> None:
+    heard = {"turn_detection": None, "format": {"type": "audio/pcmu"}, "transcription": {"model": "ears"}}
+    session = {"type": "realtime", "audio": {"input": heard, "output": {"voice": "nobody"}}}
+    assert (await refused(talk, "session.update", session=session))["param"] == "session.audio.output.voice"
+    await append(talk, pcm(TURN))
+    events = await up_to(talk, "response.done")
+    assert STOPPED in kinds(events) and f"{HEARD}.completed" not in kinds(events)
+
+
 async def test_telephones(talk: ClientConnection) -> None:
     await configure(talk, "realtime", format={"type": "audio/pcmu"})
     call = np.concatenate([recording("speech", G711_RATE), np.zeros(8000, np.float32)])
