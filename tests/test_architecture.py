@@ -9,24 +9,24 @@ import pytest
 from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, rooms_of, within
 
 LINES = {
-    "service": 40_550,
-    "service/api": 16_250,
-    "service/cli": 2_550,
+    "service": 41_200,
+    "service/api": 16_450,
+    "service/cli": 2_900,
     "service/confined": 400,
-    "service/engine": 11_250,
+    "service/engine": 11_200,
     "service/graphs": 1_400,
     "service/hub": 550,
-    "service/link": 1_400,
-    "service/media": 2_850,
+    "service/link": 1_420,
+    "service/media": 3_050,
     "service/metrics": 600,
-    "service/processes": 1_450,
+    "service/processes": 1_400,
     "service/settings": 550,
     "service/system": 550,
     "service/tuning": 500,
-    "models": 23_500,
-    "models/checkpoints": 1_600,
+    "models": 23_450,
+    "models/checkpoints": 1_650,
     "models/interfaces": 850,
-    "models/layers": 10_300,
+    "models/layers": 10_200,
     "models/minicpmv": 1_950,
     "models/qwen_vl": 2_550,
     "models/text": 900,
@@ -39,7 +39,7 @@ LINES = {
 WORDS = 45_000
 """The most words of README, CHANGELOG and docs."""
 
-FILES = 190
+FILES = 191
 """The most Python files of service."""
 
 ROOMS = {"service": (16, 45), "service/api": (12, 42), "service/engine": (9, 16), "models": (10, 29)}

@@ -169,6 +169,12 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _histogram("audio_encode_duration_seconds", "Encoding one chunk (codec).", STEP, "format"),
         _counter("built_in_voices_made_total", "Built-in voices made, after the start or at first use.", "model"),
         _gauge("built_in_voices_left", "Built-in voices that are still to be made while there are no requests."),
+        _counter(
+            "speech_verifications_total",
+            "Attempts at a text that a recogniser heard, by outcome (passed, failed, unavailable).",
+            "model",
+            outcome=("passed", "failed", "unavailable"),
+        ),
     ),
     "Server": (
         _gauge("ready", "1 when the server accepts requests.", of_any_process=True),
@@ -258,12 +264,6 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         ),
         _counter("audio_generated_seconds_total", "Seconds of generated audio.", "model"),
         _counter("speech_retries_total", "Unsent segments that ran to their cap and were generated again.", "model"),
-        _counter(
-            "speech_verifications_total",
-            "Attempts at a text that a recogniser heard, by outcome (passed, failed, unavailable).",
-            "model",
-            outcome=("passed", "failed", "unavailable"),
-        ),
         _counter("speech_preemptions_total", "Idle streams preempted: others that waited got their room.", "model"),
         _histogram("step_prediction_ratio", "Actual / predicted step time.", PREDICTION, "model", "kind"),
         _counter(

@@ -236,7 +236,8 @@ class ChatGraphs:
                 dict.fromkeys(fresh, PREFILL_SEQUENCES),
             ),
             self._chunk_runner(
-                CachedPrefillStep(self._decoder, self.state, self.caches, *shape), rooms | {cached[-1]: sequences}
+                CachedPrefillStep(self._decoder, self.state, self.caches, *shape),
+                rooms | dict.fromkeys(cached[-1:], sequences),
             ),
         )
 
