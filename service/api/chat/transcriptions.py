@@ -233,16 +233,17 @@ def _refuse(body: TranscriptionForm, *, aligns: bool) -> None:
     """ApiError 400 for what no model here can do, and for fields that exclude each other. aligns: an aligner is
     hosted."""
     kind, granularities, strategy = body.response_format, body.timestamp_granularities, body.chunking_strategy
+    no_speakers = "not supported: no speaker model is hosted here"
     unsupported: tuple[tuple[str, object, str], ...] = (
-        ("response_format", kind == "diarized_json", "diarized_json is not supported: no speaker model"),
-        ("known_speaker_names", body.known_speaker_names, "not supported: no speaker model"),
-        ("known_speaker_references", body.known_speaker_references, "not supported: no speaker model"),
+        ("response_format", kind == "diarized_json", f"diarized_json is {no_speakers}"),
+        ("known_speaker_names", body.known_speaker_names, no_speakers),
+        ("known_speaker_references", body.known_speaker_references, no_speakers),
         ("chunking_strategy", strategy not in (None, "auto"), "only auto is supported"),
-        ("timestamp_granularities", "word" in granularities and not aligns, "word is not supported: no aligner"),
+        ("timestamp_granularities", "word" in granularities and not aligns, "word requires that an aligner is hosted"),
     )
     for name, given, reason in unsupported:
         if given:
-            raise bad_request(f"{name}: {reason} is hosted here.", name, "unsupported_parameter")
+            raise bad_request(f"{name}: {reason}.", name, "unsupported_parameter")
     conflicts: tuple[tuple[str, object, str], ...] = (
         ("timestamp_granularities", granularities and kind != "verbose_json", "verbose_json"),
         ("stream", body.stream and kind not in ("json", "text"), "json or text"),
