@@ -194,7 +194,7 @@ class Ears:
         try:
             async with asyncio.timeout(context.settings.request_timeout):
                 context.require_ready()
-                ticket.grow(1)
+                ticket.grow(1, len(data))
                 hearing = await self._hearing(record, data)
                 async for delta in hearing.deltas():
                     if self.tells:

@@ -134,6 +134,20 @@ async def test_the_buffer(scribe: ClientConnection, monkeypatch: pytest.MonkeyPa
     assert (await speak(scribe, SECOND.tobytes()))[-1]["transcript"] == "1.00 s."
 
 
+async def test_audio_counts_until_it_is_written_down(
+    server: RunningServer, scribe: ClientConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending, pieces_of = list[int](), listening.pieces_of
+
+    async def spied(*given: Any) -> Any:
+        pending.append(server.context.admission.pending_bytes)
+        return await pieces_of(*given)
+
+    monkeypatch.setattr(listening, "pieces_of", spied)
+    await speak(scribe, SECOND.tobytes())
+    assert pending[0] >= SECOND.nbytes
+
+
 @pytest.mark.parametrize(
     ("heard", "param"),
     [
