@@ -272,13 +272,16 @@ class Session:
         await self._tell("input_audio_buffer.committed", item_id=item.id, **placed)
         for type in ("conversation.item.added", "conversation.item.done"):
             await self._tell(type, item=item, **placed)
-        data = self._hearing.take(end_ms)
-        self._turn = asyncio.create_task(self._write_down(item, data, detected=end_ms is not None))
+        detection = None if end_ms is None else self._hearing.detection
+        self._turn = asyncio.create_task(self._write_down(item, self._hearing.take(end_ms), detection))
 
-    async def _write_down(self, item: schema.ConversationItem, data: bytes, *, detected: bool) -> None:
-        """A turn that was detected is answered, unless nothing was said in it, or somebody speaks again."""
-        ears, id = self._hearing, str(item.id)
-        text = await ears.transcribe(id, data)
+    async def _write_down(
+        self, item: schema.ConversationItem, data: bytes, detection: schema.ServerVad | schema.SemanticVad | None
+    ) -> None:
+        """A turn that was detected is answered, unless nothing was said in it, or somebody speaks again. detection: as
+        it was at the end of the turn; None: the client ended it."""
+        id, detected = str(item.id), detection is not None
+        text = await self._hearing.transcribe(id, data)
         if self._transcribes or id not in self._conversation:
             return
         if detected and not text:
@@ -288,8 +291,7 @@ class Session:
             said = [schema.ItemContent(type="input_audio", transcript=text)]
             self._conversation.put_answer(msgspec.structs.replace(item, content=said))
             self._unanswered = self._unanswered or detected
-        detection = ears.detection
-        if not detected or not self._unanswered or detection is None or not detection.create_response:
+        if not self._unanswered or detection is None or not detection.create_response:
             return
         if self._speech_id is None or not detection.interrupt_response:
             try:
