@@ -85,7 +85,7 @@ class SpeechRequestBody(SpeechOptions, frozen=True, kw_only=True):
     timestamp_granularities: Granularities | None = None
     stream_format: StreamFormat | None = None
     stream: bool | None = None
-    verify: bool = False
+    verify: bool | None = None
 
 
 class SpeechUsage(msgspec.Struct, frozen=True):
