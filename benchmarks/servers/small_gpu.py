@@ -1,4 +1,4 @@
-"""`reprise serve` whose engine is told that the GPU has SMALL_GPU_BYTES bytes; whoever starts it takes the others.
+"""`reprise serve` whose engine is told that its GPU has SMALL_GPU_BYTES bytes, as its parent holds the rest.
 
 python -m benchmarks.servers.small_gpu serve [server flags]
 """
