@@ -96,8 +96,10 @@ class MiniCPMV46Encoder(nn.Module):
     def _buckets(self, merge: int) -> list[Bucket]:
         side = self.config.images.slicing.scale_resolution // self.config.vision.patch_size
         # Slices have about side^2 patches, those of aspects within 4:1 one square more in each row at most.
-        longest = side * (side + merge)
-        sizes = {slices * patches: slices for patches in (longest, side * side) for slices in SLICES}
+        square, longest = side * side, side * (side + merge)
+        sizes = {slices * longest: slices for slices in SLICES} | {square: 1}
+        # Most pictures and videos are squares, of which one, a picture's overview, may be longer.
+        sizes |= {(slices - 1) * square + longest: slices for slices in SLICES}
         strip = 4 * side * side  # Of aspects beyond that.
         return [
             {"patches": patches, **_slices(slices, merge), "max_seqlen": min(patches, strip)}
