@@ -586,8 +586,8 @@ def delta_chunks(
         **sizes,
         BLOCK_V=block_v,
         PRECISION=precision,
-        num_warps=8,
-        num_stages=1,
+        num_warps=4,
+        num_stages=2,
     )
     return out
 
