@@ -73,11 +73,6 @@ COMMANDS: tuple[Command, ...] = (
         "python -m benchmarks.quantization quality",
         on_cpu=True,
     ),
-    Command(
-        "vectors of new pictures and texts through HTTP, beside what graphs alone allow",
-        "embeddings_2b",
-        "python -m benchmarks.embeddings",
-    ),
     *(
         Command(
             f"steps and answers of {name} with drafts", f"drafts_{name}", f"python -m benchmarks.drafts {name}{many}"
@@ -148,8 +143,11 @@ COMMANDS: tuple[Command, ...] = (
         "python -m benchmarks.engines",
     ),
     Command("the same with half the load on one GPU", "engines_per_gpu", "python -m benchmarks.engines --per-gpu"),
-    Command("what Ray Serve adds to a request", "ray_hop", "python -m benchmarks.ray_hop", on_cpu=True),
-    Command("the same with HAProxy", "ray_hop_haproxy", "python -m benchmarks.ray_hop --haproxy", on_cpu=True),
+    Command(
+        "recordings, live speech and spoken conversations through HTTP, and vision chat beside them",
+        "hearing",
+        "python -m benchmarks.hearing",
+    ),
     Command("steps of two commits, alternately on one GPU", "versions", "python -m benchmarks.versions OLD NEW"),
     *(
         Command(

@@ -558,15 +558,4 @@ TABLES: dict[str, Callable[[Results], str]] = {
         ],
         _all,
     ),
-    "ray-hop": Table(
-        ["ray_hop", "ray_hop_haproxy"],
-        [
-            ("proxy", lambda result, row: "HAProxy" if result.name.endswith("haproxy") else "Ray's own"),
-            ("request", _text("request")),
-            ("direct, ms", "direct_p25_ms"),
-            ("through Ray, ms", "through_ray_p25_ms"),
-            ("Ray's part, ms", "hop_ms"),
-        ],
-        _all,
-    ),
 }

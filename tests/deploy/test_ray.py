@@ -17,11 +17,12 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks import ray_hop
 from benchmarks.servers.footprint import children, inspect
 from tests.support.endless import ENDLESS_TOKENS, endless_checkpoint
 from tests.support.miniature import talker
 from tests.support.processes import ROOT, stand_still
+from tests.support.ray_serve import ENVIRONMENT as RAY_ENVIRONMENT
+from tests.support.ray_serve import ray_serve
 from tests.support.sse import sse_events
 from tests.support.victims import TEXT, Listener, SocketListener, chat, endless, image_part, long_speech, speech
 from tests.support.waiting import GENEROUS, wait
@@ -29,7 +30,7 @@ from tests.support.waiting import GENEROUS, wait
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore:::ray")]
 
 ENVIRONMENT = {
-    **ray_hop.ENVIRONMENT,
+    **RAY_ENVIRONMENT,
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "HF_HUB_OFFLINE": "1",
 }
@@ -107,7 +108,7 @@ def ray_cluster() -> Iterator[Cluster]:
     started: set[int] = set()
     with (
         tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name,
-        ray_hop.ray_serve(Path(name)) as url,
+        ray_serve(Path(name)) as url,
     ):
         settings = {
             "model": [str(endless_checkpoint(Path(name))), str(talker())],

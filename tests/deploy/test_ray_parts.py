@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.ray_hop import ENVIRONMENT
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings
 from tests.support.ports import silent_port
+from tests.support.ray_serve import ENVIRONMENT
 from tests.support.victims import chat, image_part, video_part
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:::ray")]
