@@ -428,7 +428,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
             ("x roofline", "over_floor"),
             ("of bfloat16", lambda result, row: f"{row['of_bfloat16']:.2f}"),
         ],
-        _all,
+        lambda result: [row for row in result.rows if row["quantization"] != "none"],
     ),
     "quantization-quality": Table(
         ["quantization_quality"],
