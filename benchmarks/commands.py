@@ -34,7 +34,7 @@ COMMANDS: tuple[Command, ...] = (
             f"python -m benchmarks.encoder {name}",
             "transformers vllm" if name == "qwen2_vl_2b" else "",
         )
-        for name in (*_CHAT, "minicpmv_4_6")
+        for name in (*_CHAT, "minicpmv_4_6", "qwen3_asr_1_7b")
     ),
     *(
         Command(
