@@ -17,7 +17,6 @@ NAMES = {
     "qwen2_5_vl_7b": "Qwen2.5-VL-7B",
     "minicpmv_4_5": "MiniCPM-V 4.5",
     "minicpmv_4_6": "MiniCPM-V 4.6",
-    "qwen3_asr_1_7b": "Qwen3-ASR-1.7B",
     "kimi_vl_a3b": "Kimi-VL-A3B",
     "qwen3_vl_2b": "Qwen3-VL-2B",
     "qwen3_vl_4b": "Qwen3-VL-4B",
