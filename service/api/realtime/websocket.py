@@ -456,6 +456,11 @@ NESTED: dict[str, type[msgspec.Struct]] = {
     "audio.output": schema.RealtimeOutput,
 }
 """Objects of a session in which unsupported fields are looked for."""
+HEARING = {
+    TRANSCRIPTION: schema.RealtimeTranscription.__struct_fields__,
+    DETECTION: ("type", *schema.ServerVad.__struct_fields__, *schema.SemanticVad.__struct_fields__),
+}
+"""Fields of the objects that are in force where a model that hears is hosted."""
 OTHER_TOOLS = ("mcp", "web_search", "file_search", "code_interpreter")
 """Types of tools that OpenAI's servers run themselves."""
 MAX_PATH = 100
@@ -563,9 +568,12 @@ def take_unsupported(
         elif name not in kind.__struct_fields__:
             taken.append(_unsupported(f"{field}.{path[:MAX_PATH]}", "there is no such field"))
             del given[name]
-        elif hears and path in (TRANSCRIPTION, DETECTION):
-            if isinstance(value, dict) and value.pop(IDLE_TIMEOUT, None) is not None:
-                taken.append(_unsupported(f"{field}.{path}.{IDLE_TIMEOUT}", "must be null"))
+        elif hears and path in HEARING:
+            unknown = [key for key in value if key not in HEARING[path]] if isinstance(value, dict) else []
+            for key in unknown:
+                if value.pop(key) is not None:
+                    reason = "must be null" if key == IDLE_TIMEOUT else "there is no such field"
+                    taken.append(_unsupported(f"{field}.{path}.{key[:MAX_PATH]}", reason))
         elif path in UNSUPPORTED and not any(value == harmless for harmless in UNSUPPORTED[path]):
             deaf = "must be null" if hears else f"must be null: {NO_RECOGNITION}"
             reason = deaf if below else "not supported by this server"

@@ -136,12 +136,16 @@ async def test_a_turn_may_be_committed_or_cleared_while_somebody_speaks(talk: Cl
 
 
 async def test_fields_of_the_detection(talk: ClientConnection) -> None:
-    given = {"type": "server_vad", "prefix_padding_ms": 0, "silence_duration_ms": 100, "idle_timeout_ms": 5000}
+    given: dict[str, Any] = {"type": "server_vad", "prefix_padding_ms": 0, "silence_duration_ms": 100}
+    given |= {"idle_timeout_ms": 5000, "threshhold": 0.6, "eagerness": None}
     updated = await configure(talk, "realtime", turn_detection={**given, "create_response": False})
     shown = updated["session"]["audio"]["input"]["turn_detection"]
     assert shown["silence_duration_ms"] == 100 and not shown["create_response"] and "idle_timeout_ms" not in shown
-    param = "session.audio.input.turn_detection.idle_timeout_ms"
-    assert updated["unsupported"] == [{"param": param, "message": f"{param}: must be null."}]
+    params = [f"session.audio.input.turn_detection.{name}" for name in ("idle_timeout_ms", "threshhold")]
+    messages = [f"{params[0]}: must be null.", f"{params[1]}: there is no such field."]
+    assert [(field["param"], field["message"]) for field in updated["unsupported"]] == list(
+        zip(params, messages, strict=True)
+    )
     await append(talk, pcm(TURN))
     await tell(talk, "conversation.item.retrieve", item_id="nobody")
     events = await up_to_error(talk)
