@@ -25,6 +25,8 @@ _BLOCK_C = 512
 """Channels of one program of the convolution of a step; of chunks an eighth."""
 _BLOCK_V = 32
 """Columns of the state that a program of the scan holds."""
+_TWO_CHUNKS = 160_000
+"""Bytes of shared memory with which a program of the scan loads the next chunk while it computes one."""
 _BUFFERS = ["read_ptr", "write_ptr", "snapshot_rows_ptr", "snapshot_ends_ptr", "cu_ptr", "slots_ptr", "pending_ptr"]
 """Parts of one upload, at any multiple of 8 bytes."""
 
@@ -571,6 +573,7 @@ def delta_chunks(
     )
     block_v = min(_BLOCK_V, value_dim)
     blocks = value_dim // block_v
+    ahead = qkv.element_size() == 2 and current_gpu().shared_memory >= _TWO_CHUNKS
     launch(
         _scan_kernel,
         (blocks, heads, min(sequences, max(1, 2 * current_gpu().num_sms // (blocks * heads)))),
@@ -586,8 +589,8 @@ def delta_chunks(
         **sizes,
         BLOCK_V=block_v,
         PRECISION=precision,
-        num_warps=4,
-        num_stages=2,
+        num_warps=4 if ahead else 8,
+        num_stages=2 if ahead else 1,
     )
     return out
 
