@@ -38,7 +38,7 @@ from service.api.http.streaming import unless_disconnected
 from service.metrics.metrics import Metrics
 from service.settings.settings import Settings
 
-from .routing import Replicas, media_key
+from .routing import LISTING_TIMEOUT, Replicas, media_key
 
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 TARGETS = "/metrics/targets"
@@ -47,8 +47,9 @@ MOST_TRIES, MOST_LOSSES = 3, 2
 """Replicas that a request is offered to one after the other, and of them those that may end while they have it."""
 LEAVING = frozenset({"draining", "shutting_down"})
 """Refusals of a replica that ends once it is done with what it has, as when all are replaced."""
-LEAVING_SECONDS = 5.0
-"""For how long another replica is looked for when the only one that is known is leaving."""
+LEAVING_SECONDS = 3 * LISTING_TIMEOUT
+"""For how long another replica is looked for when the only one that is known is leaving: on a busy host a listing takes
+seconds."""
 KEEP_ALIVE = 5.0
 """Seconds for which idle connections stay open: less than replicas keep them, so that none is taken that is closing."""
 LONGEST_REFUSAL = 64 << 10
