@@ -53,8 +53,8 @@ def _gemv_kernel(
     PDL: tl.constexpr,
 ):
     """One program: BLOCK_N outputs of one vector. SILU_MUL: the weight holds the rows of gate, then those of up. FORM:
-    how it is widened where it is held as codes; BLOCK_K counts units of PARTS codes then. SCALE_GROUP: inputs that
-    share a scale, 0: the scale is applied to the sum."""
+    how it is widened where it is held as codes; BLOCK_K counts units of PARTS codes then, of which 4 bits have 8.
+    SCALE_GROUP: inputs that share a scale, 0: the scale is applied to the sum."""
     vector = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -68,7 +68,7 @@ def _gemv_kernel(
         expert = tl.load(index_ptr + vector)
         weight_rows += expert * stride_expert
         factors += expert * ((2 * N if SILU_MUL else N) * GROUPS)
-    if SCALE_GROUP > 0:
+    if SCALE_GROUP > 0 and PARTS < 8:
         RUN: tl.constexpr = INPUTS // PARTS
         chunk = tl.arange(0, BLOCK_K // RUN)[None, :, None]
         rows = weight_rows[:, None, None] + chunk * RUN + tl.arange(0, RUN)[None, None, :]
@@ -92,7 +92,29 @@ def _gemv_kernel(
         rstd = tl.rsqrt(tl.sum(wide * wide, 0) / K + eps)
     acc = tl.zeros(first.shape, tl.float32)
     acc_up = tl.zeros(first.shape, tl.float32)
-    if SCALE_GROUP > 0:
+    if PARTS == 8:
+        acc, acc_up = _sums_of_u4(
+            x_row,
+            norm_ptr,
+            rows,
+            scale_ptr,
+            zeros_ptr,
+            factors[:, None],
+            rstd,
+            first,
+            first_up,
+            N * stride_weight,
+            N * GROUPS,
+            K,
+            SCALE_GROUP,
+            FORM,
+            ZEROS,
+            NORM,
+            SILU_MUL,
+            BLOCK_N,
+            BLOCK_K,
+        )
+    elif SCALE_GROUP > 0:
         acc, acc_up = _sums_of_codes(
             x_row,
             norm_ptr,
@@ -229,6 +251,135 @@ def _sums_of_codes(
     return acc, acc_up
 
 
+# One instruction, where the compiler makes two of an `and` and an `or` with constants.
+_BESIDE_U4 = tl.constexpr(
+    tuple(
+        f"{{ .reg .b32 magic; mov.b32 magic, {magic:#x}; lop3.b32 $0, $1, {mask:#x}, magic, 0xea; }}"
+        for mask, magic in ((0x00078000, 0x43800000), (0x00780000, 0x41800000))
+    )
+)
+
+
+@triton.jit
+def _sums_of_u4(
+    x_row,
+    norm_ptr,
+    rows,
+    scale_ptr,
+    zeros_ptr,
+    factors,
+    rstd,
+    units,
+    units_up,
+    to_up,
+    up_groups,
+    K: tl.constexpr,
+    SCALE_GROUP: tl.constexpr,
+    FORM: tl.constexpr,
+    ZEROS: tl.constexpr,
+    NORM: tl.constexpr,
+    SILU_MUL: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """_sums_of_codes of 4 bits, with acc and acc_up [outputs, fours of units]. A unit of int32 is two of int16.
+
+    Bound by instructions, so a code takes three: it is left as the last bits of 256 or 16 plus itself, at the one or
+    the other of which two neighbours are after one shift; what x makes of that and of the zero is taken away from the
+    sum of a group. A thread has the same four units of all outputs, so that x is converted once."""
+    FOURS: tl.constexpr = BLOCK_K // 4
+    RUN: tl.constexpr = INPUTS // 4
+    kind: tl.constexpr = x_row.dtype.element_ty
+    x_pairs, norm_pairs = x_row.to(tl.pointer_type(tl.int32)), norm_ptr.to(tl.pointer_type(tl.int32))
+    unit_of = tl.arange(0, BLOCK_K)
+    four_of = tl.arange(0, FOURS)
+    acc = tl.zeros((BLOCK_N, FOURS), tl.float32)
+    acc_up = acc
+    for block in range(0, K // 8, BLOCK_K):
+        ahead = (block + BLOCK_K + unit_of < K // 8)[None, :]
+        following = tl.load(rows + block + BLOCK_K, mask=ahead, other=0)
+        following_up = following
+        if SILU_MUL:
+            following_up = tl.load(rows + block + BLOCK_K + to_up, mask=ahead, other=0)
+        pair = (block + unit_of) // (INPUTS // 8) * (INPUTS // 2) + (block + unit_of) % (INPUTS // 8)
+        four = (block + 4 * four_of) // (INPUTS // 8) * INPUTS
+        here = (four < K)[None, :]
+        product = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+        product_up = product
+        even = tl.zeros((BLOCK_K,), tl.float32)
+        odd = even
+        for part in tl.static_range(4):
+            pairs = tl.load(x_pairs + pair + part * (RUN // 2), mask=pair < K // 2, other=0)
+            if NORM:
+                norms = tl.load(norm_pairs + pair + part * (RUN // 2), mask=pair < K // 2, other=0)
+            for half in tl.static_range(2):
+                x = _of_pair(pairs, half, kind)
+                if NORM:
+                    x = weighted(x, rstd, _of_pair(norms, half, kind), kind).to(tl.float32)
+                if part % 2 == 0:
+                    even += x
+                else:
+                    odd += x
+                product += _beside_u4(units, part, half, FORM) * x[None, :]
+                if SILU_MUL:
+                    product_up += _beside_u4(units_up, part, half, FORM) * x[None, :]
+            if part == 3 or (part + 1) * RUN % SCALE_GROUP == 0:
+                group = factors + (four + part * RUN)[None, :] // SCALE_GROUP
+                scale = tl.load(scale_ptr + group, mask=here, other=0.0).to(tl.float32)
+                base = (256.0 * even + 16.0 * odd)[None, :]
+                total = (even + odd)[None, :] + tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+                if ZEROS:
+                    total = _of_fours(total, FOURS)
+                    zero = zero_of(tl.load(zeros_ptr + group, mask=here, other=0), FORM)
+                    acc += (_of_fours(product - base, FOURS) - zero * total) * scale
+                else:
+                    base += 8.0 * total
+                    acc += _of_fours(product - base, FOURS) * scale
+                if SILU_MUL:
+                    scale = tl.load(scale_ptr + up_groups + group, mask=here, other=0.0).to(tl.float32)
+                    if ZEROS:
+                        zero = zero_of(tl.load(zeros_ptr + up_groups + group, mask=here, other=0), FORM)
+                        acc_up += (_of_fours(product_up - base, FOURS) - zero * total) * scale
+                    else:
+                        acc_up += _of_fours(product_up - base, FOURS) * scale
+                product = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+                product_up = product
+                even = tl.zeros((BLOCK_K,), tl.float32)
+                odd = even
+        units = following
+        units_up = following_up
+    return acc, acc_up
+
+
+@triton.jit
+def _beside_u4(units, PART: tl.constexpr, HALF: tl.constexpr, FORM: tl.constexpr):
+    """int32 units -> 256 (even parts) or 16 (odd ones) plus the code of this part of their low or high half."""
+    SHIFT: tl.constexpr = 15 - 16 * HALF - 4 * (PART - PART % 2)
+    moved = units << SHIFT if SHIFT > 0 else units >> -SHIFT
+    if FORM == "u4_portable":
+        bits = moved & 0x00078000 | 0x43800000 if PART % 2 == 0 else moved & 0x00780000 | 0x41800000
+    else:
+        bits = tl.inline_asm_elementwise(_BESIDE_U4[PART % 2], "=r,r", [moved], tl.int32, is_pure=True, pack=1)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _of_pair(pairs, HALF: tl.constexpr, kind: tl.constexpr):
+    """The low or the high one of two values of 16 bits in an int32, as float32."""
+    if kind == tl.bfloat16:
+        bits = pairs << 16 if HALF == 0 else pairs & -65536
+        value = bits.to(tl.float32, bitcast=True)
+    else:
+        value = (pairs >> 16 * HALF).to(tl.int16).to(kind, bitcast=True).to(tl.float32)
+    return value
+
+
+@triton.jit
+def _of_fours(values, FOURS: tl.constexpr):
+    """[n, 4 * FOURS] -> sums [n, FOURS]."""
+    return tl.sum(tl.reshape(values, (values.shape[0], FOURS, 4)), 2)
+
+
 @triton.jit
 def _inputs(x_row, norm_ptr, column, rstd, K: tl.constexpr, NORM: tl.constexpr):
     """x at `column`, normed."""
@@ -238,8 +389,8 @@ def _inputs(x_row, norm_ptr, column, rstd, K: tl.constexpr, NORM: tl.constexpr):
     return x
 
 
-_CODES = Blocks(4, 256)
-"""Of codes with scales of groups: a load of 16 bytes for each thread; more would spill registers."""
+_CODES, _U4 = Blocks(4, 256), Blocks(4, 512)
+"""Of codes with scales of groups: a load of 16 bytes for each thread, in 4 bits one for each output."""
 
 
 def _blocks(inputs: int, *, silu_mul: bool) -> Blocks:
@@ -296,6 +447,10 @@ def gemv(
     outputs = weight.shape[-2] // (2 if silu_mul else 1)
     vectors = x.shape[0] if index is None else index.shape[0]
     out = torch.empty((vectors, outputs), device=x.device, dtype=out_dtype or x.dtype)
+    if read.form in ("u4", "u4_portable"):
+        # Two units of 16 bits at once.
+        read, values = read._replace(parts=8), values.view(torch.int32)
+        blocks = blocks or _U4
     if blocks is None and read.group:
         blocks = _CODES
     if blocks is None and scale is not None:
