@@ -310,12 +310,16 @@ def _sums_of_u4(
         odd = even
         for part in tl.static_range(4):
             pairs = tl.load(x_pairs + pair + part * (RUN // 2), mask=pair < K // 2, other=0)
-            if NORM:
+            if NORM and norm_ptr.dtype.element_ty == kind:
                 norms = tl.load(norm_pairs + pair + part * (RUN // 2), mask=pair < K // 2, other=0)
             for half in tl.static_range(2):
                 x = _of_pair(pairs, half, kind)
                 if NORM:
-                    x = weighted(x, rstd, _of_pair(norms, half, kind), kind).to(tl.float32)
+                    if norm_ptr.dtype.element_ty == kind:
+                        norm = _of_pair(norms, half, kind).to(kind)
+                    else:
+                        norm = tl.load(norm_ptr + 2 * pair + part * RUN + half, mask=pair < K // 2, other=0.0)
+                    x = weighted(x, rstd, norm, kind).to(tl.float32)
                 if part % 2 == 0:
                     even += x
                 else:
@@ -389,7 +393,7 @@ def _inputs(x_row, norm_ptr, column, rstd, K: tl.constexpr, NORM: tl.constexpr):
     return x
 
 
-_CODES, _U4 = Blocks(4, 256), Blocks(4, 512)
+_CODES, _U4 = Blocks(4, 256), Blocks(8, 512)
 """Of codes with scales of groups: a load of 16 bytes for each thread, in 4 bits one for each output."""
 
 

@@ -103,13 +103,12 @@ def silu_mul(product: Tensor, kind: torch.dtype) -> Tensor:
 @schemes("u4, groups of 32, zeros", ONE_SCALE)
 def test_gemv(device: torch.device, scheme: Scheme, blocks: Blocks | None) -> None:
     given = Operands(device, scheme, 1)
+    norm = given.norm_before.float() if blocks is None else given.norm_before
     out = replayed(
         device,
-        lambda: gemv(
-            given.x, given.weight, given.bias, norm=(given.norm_before, EPS), residual=given.residual, blocks=blocks
-        ),
+        lambda: gemv(given.x, given.weight, given.bias, norm=(norm, EPS), residual=given.residual, blocks=blocks),
     )
-    normed = rms_norm.reference(given.x.double(), given.norm_before.double(), EPS)
+    normed = rms_norm.reference(given.x.double(), norm.double(), EPS)
     expected = normed @ given.weight.dequantised(torch.float64).T + given.bias.double() + given.residual.double()
     assert relative_error(out, expected) < LIMIT
     out = replayed(device, lambda: gemv(given.x, given.gate_up, silu_mul=True, blocks=blocks))
