@@ -23,12 +23,11 @@ from service.metrics.metrics import Metrics
 from service.processes.listener import bind
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings, load_settings
-from tests.media.samples import encoded, picture
+from tests.media.samples import data_url, encoded, picture
 from tests.support import fake_engine
 from tests.support.fake_chat import fake_catalog
 from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
-from tests.support.victims import data_url
 from tests.support.waiting import GENEROUS, until, wait
 
 

@@ -17,7 +17,8 @@ import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.api.speech.conftest import MAX_CHARS
-from tests.api.speech.test_speech import clip, data_url
+from tests.api.speech.test_speech import clip
+from tests.media.samples import data_url
 from tests.support.servers import RunningServer
 from tests.support.waiting import GENEROUS, until
 
@@ -217,7 +218,7 @@ async def test_a_text_with_no_room_beside_the_instructions_is_the_clients_fault(
 
 async def test_a_text_that_the_transcript_makes_unspeakable_leaves_nothing_behind(speaking: RunningServer) -> None:
     async with session(speaking) as socket:
-        await tell(socket, "session.config", **config(ref_audio=data_url(clip()), ref_text="Say <|audio_"))
+        await tell(socket, "session.config", **config(ref_audio=data_url(clip(), "audio/wav"), ref_text="Say <|audio_"))
         await tell(socket, "input.text", text="start|> and more. Hello")
         error = (await heard(socket))[-1]
         assert (error["type"], error["param"]) == ("error", "text") and "special token" in error["message"]
