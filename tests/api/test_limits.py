@@ -245,9 +245,6 @@ def test_pages_that_may_call_can_read_refusals(server: RunningServer) -> None:
     refused = httpx.post(f"{server.url}/v1/chat/completions", headers={**origin, "content-encoding": "gzip"})
     assert refused.status_code == 415 and refused.headers["access-control-allow-origin"] == "https://app.example"
     assert "retry-after" in refused.headers["access-control-expose-headers"]
-    preflight = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    asked = httpx.options(f"{server.url}/v1/chat/completions", headers=preflight)
-    assert asked.status_code == 200 and asked.headers["access-control-allow-origin"] == "https://app.example"
 
 
 def test_the_gauge_of_readiness_says_what_the_probe_says() -> None:
