@@ -242,7 +242,7 @@ async def test_silence_and_what_is_never_spoken_keep_no_session(
                     await asyncio.wait({closing}, timeout=0.05)
             assert await closing == (1008, "idle"), said
 
-    set_idle(speaking, monkeypatch, 1.0)
+    set_idle(speaking, monkeypatch, 0.5)
     await asyncio.gather(closed(), *(closed(text=text) for text in ("", "<b></b>", "...")))
     await freed(speaking)
 

@@ -465,7 +465,7 @@ def test_an_upload_ends_with_its_client(tmp_path: Path) -> None:
 
 
 def test_an_upload_has_a_time_limit(tmp_path: Path) -> None:
-    with endless(tmp_path, request_timeout=1) as (server, _):
+    with endless(tmp_path, request_timeout=0.3) as (server, _):
         answer = describe(server.url, timeout=GENEROUS)
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
 
