@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from openai import OpenAI
 from openai.types import CompletionUsage
 from PIL import Image
 
+from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
+from models.interfaces.processor import ChatProcessor
 from service.hub.catalog import load_catalog
 from service.link.config import Channel, EngineConfig
 from service.link.engine_link import ENTRY
@@ -24,6 +27,7 @@ from service.settings.settings import load_settings
 from tests.media.samples import data_url, encoded, video
 from tests.support.golden import inputs
 from tests.support.inline_link import EngineEntry, InlineLink
+from tests.support.prompts import prompt_of
 from tests.support.servers import running_server
 from tests.support.tool_samples import call_text
 
@@ -191,6 +195,24 @@ def conversation(directory: Path, name: str) -> list[dict[str, Any]]:
             fields["tool_call_id"] = asked.pop(0)
         messages.append(fields)
     return messages
+
+
+def sampled_item(
+    processor: ChatProcessor, *, frames: int, rate: int, fps: float | None, max_frames: int = 64
+) -> tuple[int, MediaItem]:
+    """How many frames the family samples of a video_part, and the item that becomes of it. Its pixels are black."""
+    width, height = _VIDEO_SIZE
+    metadata = VideoMetadata(frames, float(rate), frames / rate, height, width)
+    indices = tuple(processor.sample_video(metadata, fps=fps, max_frames=max_frames))
+    black = (np.zeros((height, width, 3), dtype=np.uint8),) * len(indices)
+    times = tuple(index / rate for index in indices)
+    return len(indices), processor.video(VideoFrames(black, indices, times, metadata, requested_fps=fps))
+
+
+def prompt_tokens(processor: ChatProcessor, item: MediaItem) -> int:
+    """Of QUESTION behind the item."""
+    message = ChatMessage("user", (ContentPart(item=0), ContentPart(text=QUESTION)))
+    return len(prompt_of(processor, [message], [item]).token_ids)
 
 
 def scripted_engine(script: Callable[[ChatRequest], Iterable[int]]) -> EngineEntry:

@@ -27,6 +27,8 @@ from tests.support.openai_chat import (
     frame_list_part,
     jpeg,
     openai_client,
+    prompt_tokens,
+    sampled_item,
     scripted_engine,
     talk_with_tools,
     text_part,
@@ -98,6 +100,35 @@ def test_golden_answers(client: OpenAI, family: Family) -> None:
         assert (answer.content, answer.reasoning) == (("", said) if inside else (said, "")), name
         usage = answer.usage.prompt_tokens, answer.usage.completion_tokens
         assert usage == (len(family.of(name, "input_ids")), family.tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "frames", "rate", "fps", "sampled"),
+    [
+        ("qwen3_vl", 20, 5, None, 8),
+        ("qwen3_vl", 20, 5, 5.0, 20),
+        ("kimi_vl", 20, 5, 2.0, 8),
+        ("minicpmv_4_0", 20, 5, 2, 10),
+        ("minicpmv_4_5", 20, 5, None, 12),
+        # 5 a second of 36 whole seconds are 180 and not fused, although the video has one frame more.
+        ("minicpmv_4_5", 181, 5, 5, 181),
+        # Fused: in pairs.
+        ("minicpmv_4_5", 250, 5, 5, 250),
+    ],
+)
+def test_videos_are_sampled_as_the_model_says_or_the_request(
+    client: OpenAI, name: str, frames: int, rate: int, fps: float | None, sampled: int
+) -> None:
+    part = video_part(frames=frames, rate=rate, **({"fps": fps} if fps else {}))
+    body = {"ignore_eos": True}
+    answer = ask(client, [part, text_part()], stream=True, model=name, max_tokens=4, extra_body=body)
+    processor = served(FAMILIES[name])
+    count, item = sampled_item(processor, frames=frames, rate=rate, fps=fps, max_frames=768)
+    assert count == sampled
+    if frames == 250:
+        assert len(item.arrays["group_sizes"]) == 125
+    assert answer.usage.prompt_tokens == prompt_tokens(processor, item)
+    assert answer.usage.completion_tokens == 4
 
 
 @pytest.mark.parametrize(
