@@ -33,7 +33,7 @@ LINES = {
     "models/voxcpm2": 3_250,
     "training": 6_450,
     "benchmarks": 9_000,
-    "tests": 54_550,
+    "tests": 54_362,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 45_000

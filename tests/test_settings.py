@@ -114,11 +114,9 @@ def test_unknown_variables_are_named() -> None:
 @pytest.mark.parametrize(
     ("flags", "key"),
     [
-        ({"max_n": 1000}, "max_n"),
         ({"max_n": "three"}, "max_n"),
         ({"dtype": "int8"}, "dtype"),
         ({"memory_share": 0}, "memory_share"),
-        ({"request_timeout": "inf"}, "request_timeout"),
         ({"host": "0.0.0.0"}, "host"),
         ({"host": "::"}, "host"),
         ({"host": "example"}, "host"),
@@ -129,9 +127,7 @@ def test_unknown_variables_are_named() -> None:
         ({"media_urls": "allowlist", "media_domain": ""}, "media_urls: allowlist needs a host in media_domain"),
         ({"media_domain": "a.example"}, "media_domain: needs media_urls allowlist; with off every URL is refused"),
         ({"media_urls": "public", "media_domain": "a.example"}, "media_domain: .* with public URLs of any public"),
-        ({"solver_steps": (10, 3)}, "solver_steps"),
         ({"solver_steps": (33,)}, "solver_steps"),
-        ({"solver_steps": tuple(range(4, 13))}, "solver_steps"),
     ],
 )
 def test_an_invalid_setting_is_named(flags: dict[str, object], key: str) -> None:

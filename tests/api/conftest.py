@@ -5,7 +5,16 @@ from collections.abc import Iterator
 import pytest
 from openai import OpenAI
 
+from service.api.engines import engine_client
 from tests.support.servers import RunningServer, running_server
+
+
+@pytest.fixture(scope="package", autouse=True)
+def quick_restarts() -> Iterator[None]:
+    """The times between restarts of an engine that falls again and again are not waited for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_client, "BACKOFF_SECONDS", (0.1,))
+        yield
 
 
 @pytest.fixture(scope="session")

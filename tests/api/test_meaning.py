@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import io
 import json
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from PIL import Image
 
+from tests.media.samples import data_url
 from tests.support.processes import ROOT, ServerProcess
 
 MODEL = "reprise/qwen2_vl"
@@ -48,17 +48,13 @@ def client(embedded_server: ServerProcess) -> Iterator[OpenAI]:
 def part_of(medium: dict[str, Any]) -> dict[str, Any]:
     data = (WORLD / medium["file"]).read_bytes()
     if medium["frames"] == 1:
-        return {"type": "image_url", "image_url": {"url": data_url("image/webp", data)}}
+        return {"type": "image_url", "image_url": {"url": data_url(data, "image/webp")}}
     frames = np.split(np.asarray(Image.open(io.BytesIO(data)).convert("RGB")), medium["frames"], axis=1)
-    return {"type": "video_url", "video_url": {"url": data_url("video/mp4", mp4(frames))}}
+    return {"type": "video_url", "video_url": {"url": data_url(mp4(frames), "video/mp4")}}
 
 
 def shapes_part() -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": data_url("image/png", SHAPES.read_bytes())}}
-
-
-def data_url(kind: str, data: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": data_url(SHAPES.read_bytes())}}
 
 
 def mp4(frames: list[np.ndarray]) -> bytes:

@@ -14,8 +14,8 @@ import torch
 
 from service.media.reference_audio import resample
 from tests.api.test_meaning import SHAPES
+from tests.media.samples import data_url
 from tests.support.processes import ServerProcess
-from tests.support.victims import data_url
 from tests.support.waiting import GENEROUS
 from training.voice.recogniser import Recogniser, distance, down, load, plain
 

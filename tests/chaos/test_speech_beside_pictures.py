@@ -18,9 +18,9 @@ import httpx
 import pytest
 
 from benchmarks.servers.footprint import footprint, wait_settled
-from tests.media.samples import encoded, picture
+from tests.media.samples import data_url, encoded, picture
 from tests.support.processes import ServerProcess, served
-from tests.support.victims import REQUEST_SECONDS, data_url
+from tests.support.victims import REQUEST_SECONDS
 from tests.support.waiting import GENEROUS, wait
 
 CHAT = "reprise/qwen2_vl"

@@ -22,14 +22,14 @@ from service.engine.precompile import Compilations
 from service.graphs.observations import Observations
 from tests.engine.speech.rig import WorkerRig
 from tests.engine.speech.test_worker import request, segment
-from tests.media.samples import sound, tone
+from tests.media.samples import data_url, sound, tone
 from tests.models.voxcpm2 import golden
 from tests.support import processes
 from tests.support.inline_engine import InlineEngine
 from tests.support.miniature import talker
 from tests.support.processes import ROOT, ServerProcess, served
 from tests.support.tiny_chat import tiny_item, tiny_prompt
-from tests.support.victims import chat, data_url, image_part, speech, video_part
+from tests.support.victims import chat, image_part, speech, video_part
 
 WITH_MEDIA = importlib.util.find_spec("av") is not None
 """Videos, and clips to clone. Some GPU machines lack FFmpeg's libraries and test everything else."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 
 from tests.support.loopback_hub import LoopbackHub, Repository, loopback_hub
 
@@ -36,6 +38,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[LoopbackHub]:
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no-token"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        # A second before each of five attempts.
+        at_once = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})
+        monkeypatch.setattr(file_download, "time", at_once)
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.delenv(name, raising=False)
         yield running

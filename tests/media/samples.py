@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import random
 from collections.abc import Iterator
@@ -20,6 +21,10 @@ def picture(width: int = 40, height: int = 30, seed: int = 0) -> Image.Image:
     x, y = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
     base = np.stack([x, y, 1 - x], axis=2) * 220
     return Image.fromarray((base + rng.integers(0, 30, base.shape)).astype(np.uint8))
+
+
+def data_url(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def encoded(image: Image.Image, format: str, **options: object) -> bytes:

@@ -16,15 +16,11 @@ from models.interfaces.media import DIGEST_BYTES, VideoFrames
 from service.media.fetch import Fetcher, UrlPolicy
 from service.media.loader import MediaLoader, decode_workers
 from service.media.messages import MediaLimits, RequestLimits
-from tests.media.samples import chosen, encoded, picture, sound, tone, video
+from tests.media.samples import chosen, data_url, encoded, picture, sound, tone, video
 from tests.support.slow import slow
 
 T = TypeVar("T")
 IMAGE = encoded(picture(), "PNG")
-
-
-def data_url(data: bytes, media_type: str = "application/octet-stream") -> str:
-    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 
 async def kept(media: T) -> T:

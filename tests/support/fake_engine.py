@@ -33,7 +33,7 @@ from service.link.messages import (
     TokenInfo,
 )
 
-TICK = 0.002
+TICK = 0.0005
 MOODS = ("!full", "!crash", "!hang", "!fail", "!slow", "!endless", "!silent", "!fault", "!poison")
 LONGEST_MOOD = max(map(len, MOODS))
 SAMPLES_PER_TICK = 4800

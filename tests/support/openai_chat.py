@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import mimetypes
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +24,7 @@ from service.link.config import Channel, EngineConfig
 from service.link.engine_link import ENTRY
 from service.link.messages import ChatDelta, ChatRequest, EngineState, Outputs, Stop
 from service.settings.settings import load_settings
-from tests.media.samples import video
+from tests.media.samples import data_url, encoded, video
 from tests.support.golden import inputs
 from tests.support.inline_link import EngineEntry, InlineLink
 from tests.support.prompts import prompt_of
@@ -154,13 +153,13 @@ def text_part(text: str = QUESTION) -> dict[str, Any]:
 
 def image_part(image: Image.Image, **options: str) -> dict[str, Any]:
     """options: fields beside the url, such as detail."""
-    return {"type": "image_url", "image_url": {"url": _data_url("image/png", _encoded(image, "PNG")), **options}}
+    return {"type": "image_url", "image_url": {"url": data_url(encoded(image, "PNG")), **options}}
 
 
 def video_part(*, frames: int, rate: int, **options: Any) -> dict[str, Any]:
     """A file of so many frames at `rate` a second, 64 x 48 pixels. options: fields beside the url, such as fps."""
     data = video(frames=frames, rate=rate, size=_VIDEO_SIZE)
-    return {"type": "video_url", "video_url": {"url": _data_url("video/mp4", data), **options}}
+    return {"type": "video_url", "video_url": {"url": data_url(data, "video/mp4"), **options}}
 
 
 def frame_list_part(frames: Iterable[bytes], **options: Any) -> dict[str, Any]:
@@ -171,7 +170,7 @@ def frame_list_part(frames: Iterable[bytes], **options: Any) -> dict[str, Any]:
 
 def jpeg() -> bytes:
     """A blue picture of 64 x 48 pixels."""
-    return _encoded(Image.new("RGB", _VIDEO_SIZE, (30, 30, 200)), "JPEG")
+    return encoded(Image.new("RGB", _VIDEO_SIZE, (30, 30, 200)), "JPEG")
 
 
 def conversation(directory: Path, name: str) -> list[dict[str, Any]]:
@@ -182,7 +181,7 @@ def conversation(directory: Path, name: str) -> list[dict[str, Any]]:
             return part
         kind = mimetypes.guess_type(part["image"])[0]
         data = (directory / part["image"]).read_bytes()
-        return {"type": "image_url", "image_url": {"url": _data_url(str(kind), data)}}
+        return {"type": "image_url", "image_url": {"url": data_url(data, str(kind))}}
 
     asked: list[str] = []
     messages = []
@@ -237,13 +236,3 @@ def _sent_call(call: dict[str, Any], id: str) -> dict[str, Any]:
     function = call["function"]
     arguments = json.dumps(function["arguments"], ensure_ascii=False)
     return {"id": id, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
-
-
-def _encoded(image: Image.Image, container: str) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, container)
-    return buffer.getvalue()
-
-
-def _data_url(kind: str, data: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
 import json
@@ -22,7 +21,7 @@ from websockets.sync.client import connect
 
 from benchmarks.servers.footprint import Footprint, footprint, wait_settled
 from service.api.structured.grammar import EACH
-from tests.media.samples import encoded, picture, sound, tone, video
+from tests.media.samples import data_url, encoded, picture, sound, tone, video
 from tests.support.endless import ENDLESS_TOKENS, endless_checkpoint
 from tests.support.endless import FLAGS as ENDLESS_FLAGS
 from tests.support.miniature import talker
@@ -48,10 +47,6 @@ REQUEST_SECONDS = 2 * GENEROUS
 HEARTBEAT_SECONDS = 1.2
 """Longer than between two heartbeats of an idle engine, or two settings of the event loop's gauges."""
 TEXT = "A short sentence, spoken while others fall."
-
-
-def data_url(data: bytes, kind: str = "image/png") -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def chat(text: str = QUESTION, *media: dict[str, Any], tokens: int = 24, **fields: Any) -> dict[str, Any]:

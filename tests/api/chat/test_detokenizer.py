@@ -109,6 +109,16 @@ def test_reasoning_is_split_whatever_the_pieces(text: str, opened: bool, expecte
     assert ("".join(r for r, _ in pairs), "".join(a for _, a in pairs)) == expected
 
 
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_tokens_up_to_the_closing_marker_are_reasoning(size: int) -> None:
+    thought, answer = "\n<t>why é</t>".encode(), b"\n\nso"
+    assembler = TextAssembler(_detokenize, (), reasoning_markers=("<t>", "</t>"))
+    pieces = [assembler.feed(ChatDelta("r", tuple(thought[n : n + size]))) for n in range(0, len(thought), size)]
+    pieces.append(assembler.feed(ChatDelta("r", tuple(answer), finish_reason="stop")))
+    assert ("".join(one.reasoning for one in pieces), "".join(one.content for one in pieces)) == ("why é", "so")
+    assert (assembler.tokens, assembler.reasoning_tokens) == (len(thought + answer), len(thought))
+
+
 def parse(chunks: list[str], **options: bool) -> tuple[str, list[ToolCallDelta]]:
     parser = ToolCallParser(**options)
     said, deltas = "", []

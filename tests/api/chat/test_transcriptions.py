@@ -118,7 +118,7 @@ def test_a_long_recording_is_cut_into_pieces(client: OpenAI) -> None:
     assert [(one.start, one.end, one.seek) for one in told.segments] == [(0, 25, 0), (25, 50, 2500), (50, 65, 5000)]
     assert hear(client, LONG, response_format="srt").count(" --> ") == 3
     with pytest.raises(BadRequestError, match="at most 3600 seconds") as refused:
-        hear(client, sound(np.zeros(8_000 * 3_601, np.int16), 8_000, "FLAC"))
+        hear(client, sound(np.zeros(4_000 * 3_601, np.int16), 4_000, "FLAC"))
     assert refused.value.param == "file"
 
 

@@ -6,7 +6,6 @@ import json
 from itertools import pairwise
 from typing import Any
 
-import llguidance
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +14,7 @@ from models.interfaces.media import Tool
 from service.api.chat.detokenizer import joined
 from service.api.chat.tools import ToolUse, formed, tool_grammar
 from service.api.http.errors import ApiError
+from tests.api.chat.test_tools import fits
 from tests.support.grammars import check_grammar
 
 PROPERTIES: dict[str, Any] = {
@@ -29,7 +29,6 @@ POINT = {"type": "object", "properties": {"x": {"type": "number"}}, "required": 
 LOOK = Tool("look", None, {"type": "object", "properties": PROPERTIES, "required": ["text"], "$defs": {"point": POINT}})
 NOW = Tool("now", None, {"type": "object", "properties": {}, "additionalProperties": False})
 USE, _ = formed(ToolUse((LOOK, NOW), (LOOK, NOW), forced=False, several=True, format="xml"))
-BYTES = llguidance.LLTokenizer("byte")
 
 
 def call(name: str, **values: str) -> str:
@@ -48,12 +47,6 @@ def read(answer: str, places: tuple[int, ...] = ()) -> tuple[str, list[tuple[str
         said, deltas = said + text, deltas + more
     calls = [(one.function.name, json.loads(one.function.arguments)) for one in joined(deltas)]
     return said + parser.flush(), calls
-
-
-def fits(grammar: str, answer: str) -> bool:
-    matcher = llguidance.LLMatcher(BYTES, grammar)
-    tokens = BYTES.tokenize_bytes(answer.encode())
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 texts = st.text(st.sampled_from('ab<>/=\n"\\{}é'), max_size=20).filter(lambda text: "</parameter>" not in text)

@@ -243,34 +243,6 @@ class Askers:
             self._go.release()
 
 
-async def test_one_of_another_client_waits_for_no_more_than_one_of_those_before_it() -> None:
-    askers = Askers(FairSemaphore(1))
-    tasks = [askers.ask("many", f"many {number}") for number in range(4)]
-    await askers.settle()
-    tasks += [askers.ask("one", "one"), askers.ask("two", "two 0"), askers.ask("two", "two 1")]
-    await askers.settle()
-    for _ in tasks:
-        askers.let_go()
-        await askers.settle()
-    assert askers.served == ["many 0", "many 1", "one", "two 0", "many 2", "two 1", "many 3"]
-    await asyncio.gather(*tasks)
-
-
-async def test_one_client_holds_no_more_than_each_may() -> None:
-    askers = Askers(FairSemaphore(3, each=2))
-    tasks = [askers.ask("many", f"many {number}") for number in range(4)]
-    assert await askers.settle() == ["many 0", "many 1"]
-    tasks += [askers.ask("one", "one 0"), askers.ask("one", "one 1"), askers.ask("two", "two")]
-    assert (await askers.settle())[2:] == ["one 0"]
-    askers.let_go()  # of the first of many, which may have one more, and comes first
-    assert (await askers.settle())[3:] == ["many 2"]
-    askers.let_go(2)  # of the second of many, and of one
-    assert (await askers.settle())[4:] == ["one 1", "two"]
-    askers.let_go(10)
-    await asyncio.gather(*tasks)
-    assert askers.served[6:] == ["many 3"]
-
-
 async def test_when_granted_to_who_is_cancelled_at_once_it_goes_on() -> None:
     askers = Askers(FairSemaphore(1))
     first, second, third = askers.ask("a", "first"), askers.ask("b", "second"), askers.ask("c", "third")

@@ -106,7 +106,7 @@ def test_they_are_closed_after_some_time(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_half_a_head_behind_a_request_has_the_time_of_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.processes.server.HEADER_TIMEOUT", 2)
+    monkeypatch.setattr("service.processes.server.HEADER_TIMEOUT", 0.5)
     with (
         running_server() as server,
         send(server, GET_HEALTH + b"GET /hea") as connection,
@@ -217,7 +217,7 @@ def test_handshakes_that_are_not_answered_hold_no_places(monkeypatch: pytest.Mon
 
     serve = RequestMiddleware._serve
     monkeypatch.setattr(RequestMiddleware, "_serve", lambda *a: (silent if a[1]["type"] == "websocket" else serve)(*a))
-    monkeypatch.setattr("service.processes.server.HEADER_TIMEOUT", 2)
+    monkeypatch.setattr("service.processes.server.HEADER_TIMEOUT", 0.5)
     with running_server(max_connections=20) as server:
         crowd = [send(server, GET_HEALTH + HANDSHAKE + b"\r\n") for _ in range(20)]
         for connection in crowd:
@@ -230,7 +230,7 @@ def test_an_accepted_socket_outlives_the_time_of_its_head(monkeypatch: pytest.Mo
     """Which ends when the test says so: on a busy machine not before the handshake is answered."""
     armed: list[BoundedConnection] = []
     monkeypatch.setattr(BoundedConnection, "_arm", lambda connection: armed.append(connection))
-    monkeypatch.setattr("service.api.speech.websocket.IDLE", 2)
+    monkeypatch.setattr("service.api.speech.websocket.IDLE", 0.5)
     with running_server() as server, send(server, HANDSHAKE + b"\r\n") as connection:
         assert read_answer(connection).status == 101
         on_loop(server, armed[0]._expire)

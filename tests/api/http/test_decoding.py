@@ -19,9 +19,8 @@ from service.media.fetch import Fetcher, UrlPolicy
 from service.media.loader import MediaLoader, decode_workers
 from service.media.messages import MIB, MediaLimits
 from service.metrics.metrics import Metrics
-from tests.media.samples import chosen, encoded, picture, sound, tone, video
+from tests.media.samples import chosen, data_url, encoded, picture, sound, tone, video
 from tests.support.slow import slow
-from tests.support.victims import data_url
 from tests.support.waiting import until
 
 

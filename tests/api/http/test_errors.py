@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import zlib
@@ -15,13 +14,10 @@ from websockets.sync.client import connect
 
 from service.api.http.json_body import MAX_SIGNS
 from tests.api.chat.test_chat import frame_list, picture
+from tests.media.samples import data_url
 from tests.support.servers import RunningServer
 
 USER = {"role": "user", "content": "hi"}
-
-
-def data_url(data: bytes, kind: str = "image/png") -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def truncated_png() -> str:

@@ -6,8 +6,7 @@ import asyncio
 import gc
 import json
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from socket import SHUT_RDWR
 from typing import Any
 
@@ -28,9 +27,7 @@ from tests.api.http.raw import chat_request, read_answer, read_to_end, send
 from tests.support import fake_engine
 from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
-from tests.support.waiting import GENEROUS
-
-TIMEOUT = GENEROUS
+from tests.support.waiting import GENEROUS, wait
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +42,12 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
         yield caplog
 
 
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + TIMEOUT
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.01)
-    return result
-
-
 def access_line(log: pytest.LogCaptureFixture, path: str) -> logging.LogRecord:
-    lines: Callable[[], list[logging.LogRecord]] = lambda: [  # noqa: E731 - asked again and again
-        record for record in log.records if record.name == "reprise.access" and path in record.getMessage()
-    ]
-    return until(lines)[0]
+    def lines() -> list[logging.LogRecord]:
+        return [one for one in log.records if one.name == "reprise.access" and path in one.getMessage()]
+
+    wait(lambda: bool(lines()), what="the request is logged")
+    return lines()[0]
 
 
 def complaints(log: pytest.LogCaptureFixture) -> list[str]:
@@ -98,7 +88,7 @@ def test_a_client_that_leaves_while_it_sends(
 ) -> None:
     with running_server(talker) as server:
         with send(server, f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{head}".encode()):
-            until(lambda: in_progress(server))
+            wait(lambda: in_progress(server), what="the request is being answered")
         line = access_line(log, path)
         assert line.getMessage().endswith(" 499") and vars(line)["outcome"] == "aborted"
         assert counted(server, endpoint=endpoint, outcome="aborted", status="499")
@@ -112,7 +102,7 @@ def test_a_body_that_has_not_come_when_the_server_ends(log: pytest.LogCaptureFix
         server.server.config.timeout_graceful_shutdown = 0
         head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
         connection = send(server, head.encode())
-        until(lambda: in_progress(server))
+        wait(lambda: in_progress(server), what="the request is being answered")
     with connection:
         answer = read_answer(connection)
     assert answer.status == 503 and answer.error["code"] == "shutting_down"
@@ -153,7 +143,7 @@ def test_nor_does_a_client_that_reads_nothing(log: pytest.LogCaptureFixture) -> 
         request = chat_request("!endless", stream=True, max_tokens=4000, logprobs=True, top_logprobs=20)
         with send(server, request):
             assert vars(access_line(log, "/v1/chat/completions"))["outcome"] == "timeout"
-        server.wait_idle(TIMEOUT)
+        server.wait_idle()
     assert complaints(log) == []
 
 
@@ -203,7 +193,7 @@ def test_a_websocket_that_its_client_closes_in_the_middle_of_an_answer_was(log: 
             while "response.output_text.delta" not in str(socket.recv(GENEROUS)):
                 pass
         assert vars(access_line(log, "WEBSOCKET /v1/realtime"))["outcome"] == "aborted"
-        server.wait_idle(TIMEOUT)
+        server.wait_idle()
 
 
 class Client:

@@ -21,6 +21,7 @@ from openai.types.audio.speech_create_params import Voice
 from service.api.speech.speaker import OPENAI_VOICES
 from service.link.messages import SpeechRequest
 from tests.api.speech.conftest import MAX_CHARS
+from tests.media.samples import data_url
 from tests.support.servers import RunningServer
 from tests.support.sse import sse_events
 from tests.support.waiting import GENEROUS, wait
@@ -44,10 +45,6 @@ def clip(seconds: float = 0.6, rate: int = 16_000) -> bytes:
     file = io.BytesIO()
     soundfile.write(file, samples.astype(np.float32), rate, format="WAV")
     return file.getvalue()
-
-
-def data_url(data: bytes) -> str:
-    return "data:audio/wav;base64," + base64.b64encode(data).decode()
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +139,7 @@ def test_the_four_modes_and_what_each_asks_of_the_engine(
     engine, asked = speaking.context.engine, []
     submit = engine.submit
     monkeypatch.setattr(engine, "submit", lambda request: (asked.append(request), submit(request))[1])
-    voice, other = data_url(clip(0.6)), data_url(clip(0.9))
+    voice, other = data_url(clip(0.6), "audio/wav"), data_url(clip(0.9), "audio/wav")
     tokenize = speaking.context.catalog.models[0].speech_processor.tokenize
     sounds = set()
     for fields, patches in (
@@ -163,7 +160,7 @@ def test_the_four_modes_and_what_each_asks_of_the_engine(
     assert len(sounds) == 5
 
 
-CLIP, BROKEN = data_url(clip()), "data:audio/wav;base64,AAAA"
+CLIP, BROKEN = data_url(clip(), "audio/wav"), "data:audio/wav;base64,AAAA"
 PROMPT = {"prompt_audio": CLIP, "prompt_text": "A tone."}
 SPECIAL = "<|audio_start|>"
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -195,7 +192,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"ref_audio": "nonsense"}, "ref_audio", ""),
     ({"ref_audio": BROKEN}, "ref_audio", ""),
     ({"ref_audio": "https://example.org/a.wav"}, "ref_audio", ""),
-    ({"ref_audio": data_url(clip(61))}, "ref_audio", "60"),
+    ({"ref_audio": data_url(clip(61), "audio/wav")}, "ref_audio", "60"),
     ({"ref_audio": CLIP, "ref_text": "A tone.", "instructions": "Calm"}, "instructions", ""),
     ({"ref_audio": CLIP, "ref_text": SPECIAL}, "ref_text", "special token"),
     ({"prompt_audio": CLIP}, "prompt_text", "required"),

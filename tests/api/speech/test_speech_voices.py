@@ -465,7 +465,7 @@ def test_an_upload_ends_with_its_client(tmp_path: Path) -> None:
 
 
 def test_an_upload_has_a_time_limit(tmp_path: Path) -> None:
-    with endless(tmp_path, request_timeout=1) as (server, _):
+    with endless(tmp_path, request_timeout=0.3) as (server, _):
         answer = describe(server.url, timeout=GENEROUS)
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
 
@@ -537,42 +537,28 @@ def test_built_in_voices_are_found_first_and_keep_their_names(tmp_path: Path) ->
             assert refused.json()["error"]["message"] == "name: this is the name of a built-in voice."
 
 
-def reference(value: float) -> np.ndarray:
-    return np.full((3, 4, 2), value, np.float32)
+def test_named_references_are_kept_once_and_replaced_when_damaged(tmp_path: Path) -> None:
+    """What a killed server has left unfinished is deleted."""
 
+    def reference(value: float) -> np.ndarray:
+        return np.full((3, 4, 2), value, np.float32)
 
-def test_the_first_to_be_written_stays(tmp_path: Path) -> None:
-    save_named(tmp_path, "key", reference(1))
-    save_named(tmp_path, "key", reference(2))
-    kept = load_named(tmp_path, "key")
-    assert kept is not None and np.array_equal(kept, reference(1))
-    assert len(list((tmp_path / FOLDER).iterdir())) == 1
-
-
-def test_a_damaged_one_is_replaced(tmp_path: Path) -> None:
-    save_named(tmp_path, "key", reference(1))
-    (tmp_path / FOLDER / "key.safetensors").write_bytes(b"damaged")
-    assert load_named(tmp_path, "key") is None
-    save_named(tmp_path, "key", reference(2))
-    kept = load_named(tmp_path, "key")
-    assert kept is not None and np.array_equal(kept, reference(2))
-
-
-def test_what_a_killed_server_left_behind_is_deleted(tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
     folder.mkdir()
-    abandoned, under_way = (folder / f"{UNFINISHED}{n}" for n in "ab")
+    kept, abandoned, under_way = (folder / name for name in ("key.safetensors", f"{UNFINISHED}a", f"{UNFINISHED}b"))
     abandoned.touch()
     os.utime(abandoned, times=(0, 0))
     under_way.touch()
-    save_named(tmp_path, "key", reference(1))
-    assert sorted(folder.iterdir()) == sorted([under_way, folder / "key.safetensors"])
-
-
-def test_a_folder_that_is_none_stores_nothing(tmp_path: Path) -> None:
-    (tmp_path / "voices").touch()
-    save_named(tmp_path / "voices", "key", reference(1))
-    assert load_named(tmp_path / "voices", "key") is None
+    for value in (1, 2):
+        save_named(tmp_path, "key", reference(value))
+        np.testing.assert_array_equal(load_named(tmp_path, "key"), reference(1))
+    assert sorted(folder.iterdir()) == sorted([under_way, kept])
+    kept.write_bytes(b"damaged")
+    assert load_named(tmp_path, "key") is None
+    save_named(tmp_path, "key", reference(2))
+    np.testing.assert_array_equal(load_named(tmp_path, "key"), reference(2))
+    save_named(under_way, "key", reference(1))  # a folder that is none
+    assert load_named(under_way, "key") is None
 
 
 def test_weights_are_told_apart_wherever_they_lie(tmp_path: Path) -> None:

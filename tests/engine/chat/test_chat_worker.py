@@ -166,6 +166,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
     "logit_bias": [
         {"logit_bias": {VOCABULARY: 1.0}},
         {"logit_bias": {1: math.nan}},
+        {"logit_bias": {1: -1e300}},
         {"logit_bias": dict.fromkeys(range(VOCABULARY), 1.0) | {-1: 1.0}},
     ],
     "top_logprobs": [{"logprobs": 21}],

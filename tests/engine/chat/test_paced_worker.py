@@ -11,6 +11,7 @@ from service.api.structured.grammar import regex_grammar
 from service.engine.chat.encoder import Encoded, Part
 from service.engine.chat.guided import guidance
 from service.engine.chat.sequence import Step
+from tests.engine.chat.test_prefix_index import alone
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.slow import slow
@@ -69,13 +70,6 @@ class PacedEngine(InlineEngine):
         for _ in range(5):
             self.turn()
         self.gaps, self.launched = [], []
-
-
-def alone(prompt: Any, **fields: Any) -> list[int]:
-    engine = InlineEngine(graphs=False)
-    engine.submit("it", prompt, **fields)
-    engine.run()
-    return engine.tokens("it")
 
 
 def until(engine: InlineEngine, name: str) -> None:

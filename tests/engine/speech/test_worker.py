@@ -86,7 +86,7 @@ def test_the_first_audio_says_when_its_phases_were(rig: WorkerRig) -> None:
 
 def test_other_models_may_go_first_for_long_if_all_hear_and_have_audio_in_hand() -> None:
     clock = [100.0]
-    rig = WorkerRig(golden.model(), golden.processor(), clock=lambda: clock[0])
+    rig = WorkerRig(golden.model(), golden.processor(), graphs=False, clock=lambda: clock[0])
     worker = rig.worker
     worker.submit(request("live", segment(TEXTS[0], 40, 40), arrival=clock[0]))
     assert not worker.can_wait(clock[0], 1.0)
@@ -151,7 +151,7 @@ def test_the_four_modes_equal_the_reference(graphs: bool, tail: bool, monkeypatc
 
 
 def test_a_listeners_clock_runs_at_the_speed_asked_for(model: VoxCPM2) -> None:
-    rig = WorkerRig(model, golden.processor())
+    rig = WorkerRig(model, golden.processor(), graphs=False)
     rig.worker.submit(request("fast", segment(TEXTS[0], 40), speed=4.0))
     for _ in range(6):
         rig.turn()
@@ -163,7 +163,7 @@ def test_a_listeners_clock_runs_at_the_speed_asked_for(model: VoxCPM2) -> None:
 
 
 def test_a_natural_stop_ends_the_stream_without_its_overrun_patch() -> None:
-    rig = WorkerRig(golden.model(), golden.processor())
+    rig = WorkerRig(golden.model(), golden.processor(), graphs=False)
     case, patches = golden.INPUTS["stop_case"], golden.expected()["stop_case.patches"].numpy()
     spoken = segment(golden.INPUTS["target_text"], golden.INPUTS["max_len"], case["min_len"])
     steps = golden.INPUTS["inference_timesteps"]
@@ -310,7 +310,7 @@ def test_clips_are_encoded_piece_by_piece_between_the_steps_of_a_live_stream(
 ) -> None:
     """slack: seconds that the stream can spare. With none, clips wait for it, as long as their share of the time, which
     depends on what steps take here, is not due."""
-    rig = WorkerRig(model, golden.processor(), clock=lambda: 0.0)
+    rig = WorkerRig(model, golden.processor(), graphs=False, clock=lambda: 0.0)
     monkeypatch.setattr(rig.worker, "slack", lambda now: slack)
     monkeypatch.setattr(rig.worker._reference_share, "owes", lambda cost: False)
     monkeypatch.setattr("models.voxcpm2.audio_vae._ENCODE_SECONDS", 1)
@@ -411,7 +411,7 @@ def test_what_cannot_be_spoken_is_refused_by_name(rig: WorkerRig) -> None:
     assert failed is not None and (failed.status, failed.field) == (400, "input")
     failed = rig.alone(request("other", reference=np.zeros((3, 4, 2), dtype=np.float32))).failed
     assert failed is not None and (failed.status, failed.field) == (400, "voice")
-    small = WorkerRig(rig.worker._model, golden.processor(), tokens=128)  # type: ignore[arg-type]
+    small = WorkerRig(rig.worker._model, golden.processor(), graphs=False, tokens=128)  # type: ignore[arg-type]
     failed = small.alone(request("long", segment(TEXTS[0], 300))).failed
     assert failed is not None and (failed.status, failed.code) == (400, "context_length_exceeded")
     small.assert_clean()
@@ -431,7 +431,7 @@ def test_a_later_segment_that_cannot_be_long_enough_is_refused_alone(rig: Worker
 
 
 def test_overload_is_answered_with_503_and_a_time(model: VoxCPM2) -> None:
-    rig = WorkerRig(model, golden.processor(), max_running=1, buckets=(1,), target=0.01)
+    rig = WorkerRig(model, golden.processor(), graphs=False, max_running=1, buckets=(1,), target=0.01)
     rig.worker.submit(request("first", segment(TEXTS[0], 40)))
     rig.worker.submit(request("second"))
     for _ in range(4):

@@ -7,14 +7,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 from openai import BadRequestError, OpenAI
 
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.media import ChatMessage, ContentPart
-from service.api.chat.detokenizer import TextAssembler
-from service.link.messages import ChatDelta, ChatRequest
+from service.link.messages import ChatRequest
 from tests.api.chat.test_tools import fits
 from tests.models.families.family import FAMILIES, Family
 from tests.support.chat_golden import generate, golden_prompt, golden_video
@@ -362,36 +360,3 @@ def test_a_request_chooses_how_many_tokens_a_picture_has(client: OpenAI) -> None
         assert answer.usage.prompt_tokens == len(prompt.token_ids)
         lengths.append(len(prompt.token_ids))
     assert lengths[0] == lengths[3] > lengths[1] == lengths[2]
-
-
-THOUGHTS = [
-    ("◁think▷the sky 你好 ◁ scatters◁/think▷\n\nIt is blue.", "the sky 你好 ◁ scatters", "It is blue."),
-    ("\n◁think▷so◁/think▷yes", "so", "yes"),
-    ("It is ◁think▷ blue.", "", "It is ◁think▷ blue."),
-    ("◁think▷never done", "never done", ""),
-]
-
-
-def reasoning_tokens(text: str) -> int:
-    """Tokens up to the one that completes the closing marker."""
-    ids = KIMI.processor.tokenize(text)
-    opening, closing = KIMI.processor.reasoning_markers
-    if not text.lstrip().startswith(opening):
-        return 0
-    end = len(text.encode().partition(closing.encode())[0]) + len(closing.encode())
-    lengths = np.cumsum([len(KIMI.processor.detokenize([token])) for token in ids])
-    return min(int(np.searchsorted(lengths, end)) + 1, len(ids))
-
-
-@pytest.mark.parametrize(("text", "reasoning", "content"), THOUGHTS)
-@pytest.mark.parametrize("size", [1, 2, 1000])
-def test_reasoning_is_split_whatever_the_tokens(text: str, reasoning: str, content: str, size: int) -> None:
-    """The markers of Kimi-VL are ordinary text of several tokens, whose characters are cut between tokens."""
-    processor = KIMI.processor
-    ids = processor.tokenize(text)
-    assembler = TextAssembler(processor.detokenize, (), reasoning_markers=processor.reasoning_markers)
-    pieces = [assembler.feed(ChatDelta("r", tuple(ids[n : n + size]))) for n in range(0, len(ids), size)]
-    pieces.append(assembler.feed(ChatDelta("r", (), finish_reason="stop")))
-    assert "".join(piece.reasoning for piece in pieces) == reasoning
-    assert "".join(piece.content for piece in pieces) == content
-    assert (assembler.tokens, assembler.reasoning_tokens) == (len(ids), reasoning_tokens(text))

@@ -63,17 +63,6 @@ def test_scores_are_not_rounded_to_the_models_dtype(layer: tuple[SigmoidRouter, 
     torch.testing.assert_close(weights.double(), expected, atol=1e-5, rtol=0)
 
 
-def test_bias_changes_the_choice_and_not_the_weights(layer: tuple[SigmoidRouter, Experts]) -> None:
-    router, _ = layer
-    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(2))
-    router.bias.zero_()
-    router.bias[3] = 10.0
-    weights, indices = router(x)
-    assert (indices == 3).any(dim=-1).all()
-    scores = torch.sigmoid(x @ router.weight.T).gather(-1, indices)
-    torch.testing.assert_close(weights, SCALE * scores / scores.sum(-1, keepdim=True))
-
-
 def test_softmax_weights_are_those_of_all_experts_normalised_over_the_chosen() -> None:
     router = SoftmaxRouter(WIDTH, EXPERTS, TOP_K).requires_grad_(False)
     router.weight.normal_(generator=torch.Generator().manual_seed(4))

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from models.minicpmv.positions import buckets, position_ids
 
-# Indices whose bucket is one below floor(70 * i / n); no other length up to 110 has any.
-BELOW_THE_FLOOR = {
-    25: {5, 10, 15, 20},
-    49: {7, 14, 35, 42},
-    50: {5, 10, 15, 20, 30, 40},
-    55: {11, 22, 33, 44},
-    58: {29},
-    77: {55},
-    82: {41},
-    86: {43},
-    94: {47},
-    98: {7, 14, 35, 42, 56, 70, 84},
-    100: {10, 20, 30, 40, 80},
-    110: {11, 22, 33, 44, 66, 88},
-}
 
-
-def test_exceptional_lengths() -> None:
-    for length in range(1, 111):
-        below = {i for i in range(length) if buckets(length, 70)[i] != 70 * i // length}
-        assert below == BELOW_THE_FLOOR.get(length, set())
-        assert all(buckets(length, 70)[i] == 70 * i // length - 1 for i in below)
+def test_buckets_are_those_of_the_published_expression() -> None:
+    """Some coordinates lie below an edge that they equal."""
+    edges, below = torch.arange(1 / 70, 1.0, 1 / 70), 0
+    for length in range(1, 1025):
+        coordinates = torch.arange(0, 1 - 1e-6, 1 / torch.tensor(length, dtype=torch.float32))
+        published = torch.bucketize(coordinates, edges, right=True)
+        assert buckets(length, 70).tolist() == published.tolist(), length
+        below += int((published < 70 * torch.arange(length) // length).sum())
+    assert below > 50
 
 
 def test_rows_and_columns() -> None:

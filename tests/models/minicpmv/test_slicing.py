@@ -26,35 +26,6 @@ def patches(rule: SliceRule, width: int, height: int) -> list[tuple[int, int]]:
     return [(h // 14, w // 14) for w, h in sizes]
 
 
-@pytest.mark.parametrize(
-    ("size", "grid", "overview", "crop"),
-    [
-        ((448, 448), None, (32, 32), None),
-        ((300, 200), None, (26, 39), None),
-        ((640, 480), (2, 1), (28, 37), (39, 26)),
-        ((1280, 720), (3, 2), (24, 43), (29, 35)),
-        ((1920, 1080), (4, 2), (24, 43), (34, 30)),
-        ((1344, 1344), (3, 3), (32, 32), (32, 32)),
-        ((1600, 1000), (4, 2), (25, 40), (36, 29)),
-        ((3000, 300), (6, 1), (10, 101), None),
-        # The width follows from the height that was cut to an integer; of the exact height it would be one patch more.
-        ((600, 240), None, (20, 50), None),
-        ((640, 490), (2, 1), (28, 36), None),
-    ],
-)
-def test_published_sizes(
-    size: tuple[int, int],
-    grid: tuple[int, int] | None,
-    overview: tuple[int, int],
-    crop: tuple[int, int] | None,
-) -> None:
-    assert RULE.grid(*size) == grid
-    found = patches(RULE, *size)
-    assert found[0] == overview
-    if crop is not None:
-        assert found[1] == crop
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 6000), st.floats(-1.0, 1.0))
 def test_slices_fill_their_bucket(width: int, log4_aspect: float) -> None:
@@ -79,13 +50,6 @@ def test_crops_tile_the_refined_picture() -> None:
     size = rule.refined_size(300, 200, sliced.grid)
     resized = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
     np.testing.assert_array_equal(whole, np.asarray(resized))
-
-
-def test_one_crop_at_most_leaves_the_overview() -> None:
-    picture = Image.new("RGB", (2000, 1500))
-    sliced = slice_picture(picture, SliceRule(84, 14, 1))
-    assert sliced.grid is None
-    assert len(sliced.slices) == 1
 
 
 @pytest.mark.parametrize("size", [(1, 1), (5000, 1), (1, 5000), (3000, 10)])
