@@ -81,6 +81,15 @@ def test_formats() -> None:
     assert listed and re.split(", | and ", " ".join(listed[1].split())) == known
 
 
+def test_no_format_goes_on_for_ever() -> None:
+    """A model that likes one character, or is biased to it, would write it up to max_tokens."""
+    endless = {"uri": "http://a{}", "hostname": "a{}", "email": "a{}@b.c", "time": "01:02:03.1{}Z"}
+    endless |= {"date-time": "2024-01-02T01:02:03.1{}Z", "duration": "P1{}D"}
+    for name, text in endless.items():
+        grammar = json_schema_grammar({"type": "string", "format": name})
+        assert [accepts(grammar, json.dumps(text.format("1" * more))) for more in (0, 2048)] == [True, False], name
+
+
 def test_the_page_lists_the_keywords() -> None:
     supported, unsupported = (set(re.findall(r"`([$a-zA-Z]+)`", line)) for line in _keyword_lines())
     assert supported == set(SUPPORTED) and unsupported == set(UNSUPPORTED)

@@ -297,8 +297,13 @@ def test_every_path_field_and_status_is_there(server: RunningServer, response: h
     assert refused == len(REFUSED) * 2 + len(NOT_SPOKEN)  # at the endpoint and among the types
     names = [row["name"] for row in fields(document["components"]["schemas"]["ChatRequestBody"])]
     assert set(names[:2]) == {"model", "messages"} and set(names[-len(REFUSED) :]) == set(REFUSED)
-    n = document["components"]["schemas"]["ChatRequestBody"]["properties"]["n"]
-    assert n["anyOf"][0]["maximum"] == server.context.settings.max_n
+    for name, path, asked in (
+        ("ChatRequestBody", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("CompletionBody", "/v1/completions", {"prompt": "hi"}),
+    ):
+        most = document["components"]["schemas"][name]["properties"]["n"]["anyOf"][0]["maximum"]
+        said = [httpx.post(server.url + path, json={"model": "tiny", "n": n, **asked}) for n in (most, most + 1, 10**9)]
+        assert [one.status_code for one in said] == [200, 400, 400] and f"at most {most} allowed" in said[2].text
 
 
 def test_what_is_described_is_escaped() -> None:

@@ -451,9 +451,10 @@ async def test_a_refused_update_changes_nothing(socket: ClientConnection) -> Non
 async def test_fields_of_openai_that_say_nothing_are_taken(socket: ClientConnection) -> None:
     hearing = {"turn_detection": False, "transcription": None, "format": {"type": "audio/pcm", "rate": 24000}}
     empty = {"prompt": {}, "tracing": {}, "reasoning": {}, "include": [], "audio": {"input": hearing}}
-    await tell(socket, "session.update", session=empty)
-    updated = await said(socket)
-    assert updated["type"] == "session.updated" and "unsupported" not in updated
+    for mark in ("", "\ufeff"):  # a byte order mark
+        await socket.send(mark + json.dumps(update(**empty, expires_at=None)))
+        updated = await said(socket)
+        assert updated["type"] == "session.updated" and "unsupported" not in updated
 
 
 async def test_the_supported_part_of_an_update_takes_effect(socket: ClientConnection) -> None:
@@ -494,7 +495,8 @@ async def test_the_supported_part_of_an_update_takes_effect(socket: ClientConnec
 
 
 async def test_a_choice_may_come_before_its_tools(socket: ClientConnection) -> None:
-    for session in ({"tool_choice": "required"}, {"tools": [F]}, {"tool_choice": F}, {"tools": []}):
+    empty = F | {"parameters": []}  # as PHP writes it
+    for session in ({"tool_choice": "required"}, {"tools": [empty]}, {"tool_choice": F}, {"tools": []}):
         await tell(socket, "session.update", session=session)
         assert (await said(socket))["type"] == "session.updated"
 
