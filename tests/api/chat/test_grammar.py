@@ -203,18 +203,12 @@ def test_no_time_is_spent_on_what_is_too_large(monkeypatch: pytest.MonkeyPatch, 
         MAKERS[field](value)
 
 
-@pytest.mark.parametrize(
-    ("schema", "right", "wrong"),
-    [
-        ({"minimum": 0, "maximum": 2**63 - 1}, [0, 2**62], [2**63]),
-        ({"minimum": 0, "maximum": 2**64 - 1}, [0, 2**62], [-1]),
-    ],
-)
-def test_bounds_of_a_whole_type_are_moved_inwards(schema: dict[str, Any], right: list[int], wrong: list[int]) -> None:
-    grammar = json_schema_grammar({"type": "object", "properties": {"a": {"type": "integer", **schema}}})
-    check_grammar(grammar)
-    assert all(accepts(grammar, f'{{"a": {number}}}') for number in right)
-    assert not any(accepts(grammar, f'{{"a": {number}}}') for number in wrong)
+def test_bounds_of_a_whole_type_are_moved_inwards() -> None:
+    for most, wrong in ((2**63 - 1, 2**63), (2**64 - 1, -1)):
+        bounded = {"type": "integer", "minimum": 0, "maximum": most}
+        grammar = json_schema_grammar({"type": "object", "properties": {"a": bounded}})
+        check_grammar(grammar)
+        assert [number for number in (0, 2**62, wrong) if accepts(grammar, f'{{"a": {number}}}')] == [0, 2**62]
 
 
 @pytest.mark.parametrize(
