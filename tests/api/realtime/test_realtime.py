@@ -55,7 +55,6 @@ BROKEN = {
 }
 BEGUN = ["response.created", "response.output_item.added", "conversation.item.added", "response.content_part.added"]
 ENDED = ["response.content_part.done", "conversation.item.done", "response.output_item.done", "response.done"]
-"""Events of a response with one message, before and after its content."""
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
