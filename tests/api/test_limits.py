@@ -50,7 +50,7 @@ def test_pieces_of_a_stream_are_not_held_back() -> None:
 
 
 def test_the_address_that_is_shown_can_be_opened() -> None:
-    """A browser does not open 0.0.0.0, and 421 answers a Host of that name."""
+    """0.0.0.0 is no address to connect to."""
     for host in ("0.0.0.0", "127.0.0.1", *["::"] * socket.has_dualstack_ipv6()):
         with bind(Settings(host=host, port=0, insecure_no_auth=True)) as listener:
             shown = f"[::1]:{listener.getsockname()[1]}" if host == "::" else f"127.0.0.1:{listener.getsockname()[1]}"
