@@ -240,7 +240,8 @@ def create_app(context: ServerContext) -> FastAPI:
         app.include_router(router)
     install_error_handlers(app, [*app.routes, *(route for router in routers for route in router.routes)])
     keys = KeyRing(settings.keys())
-    install_openapi(app, open_paths if keys else None, {(ChatRequestBody, "n"): max_choices(context)})
+    choices, kinds = max_choices(context), (ChatRequestBody, completions.CompletionBody)
+    install_openapi(app, open_paths if keys else None, {(kind, "n"): choices for kind in kinds})
     _add_middleware(app, context, keys, open_paths)
     return app
 

@@ -20,7 +20,7 @@ from service.link.engine_link import EngineLink
 from service.link.messages import Outputs
 from service.media.fetch import FetchesBusy
 from service.metrics.metrics import Metrics
-from service.processes.listener import bind
+from service.processes.listener import bind, url_of
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings, load_settings
 from tests.media.samples import data_url, encoded, picture
@@ -46,6 +46,14 @@ def test_pieces_of_a_stream_are_not_held_back() -> None:
         connection, _ = listener.accept()
         with connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_the_address_that_is_shown_can_be_opened() -> None:
+    """0.0.0.0 is no address to connect to."""
+    for host in ("0.0.0.0", "127.0.0.1", *["::"] * socket.has_dualstack_ipv6()):
+        with bind(Settings(host=host, port=0, insecure_no_auth=True)) as listener:
+            shown = f"[::1]:{listener.getsockname()[1]}" if host == "::" else f"127.0.0.1:{listener.getsockname()[1]}"
+            assert url_of(listener) == f"http://{shown}"
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")

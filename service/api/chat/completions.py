@@ -37,7 +37,7 @@ class CompletionBody(SamplingFields, frozen=True, kw_only=True):
     model: str
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    n: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     stream: bool | None = None
     stream_options: chat.StreamOptions | None = None
     response_format: chat.ResponseFormat | None = None

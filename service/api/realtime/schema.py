@@ -161,7 +161,7 @@ class RealtimeTool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     type: Literal["function"]
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, Any] | list[Any] | None = None
 
 
 class RealtimeToolChoice(msgspec.Struct, frozen=True, kw_only=True):

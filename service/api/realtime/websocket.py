@@ -553,6 +553,8 @@ def take_unsupported(
         path = f"{below}{name}"
         inner = NESTED.get(path)
         if value is None:
+            if name not in kind.__struct_fields__:  # it says nothing
+                del given[name]
             continue
         if path == "tools" and isinstance(value, list):
             others = [n for n, tool in enumerate(value) if isinstance(tool, dict) and tool.get("type") in OTHER_TOOLS]

@@ -32,7 +32,7 @@ DAYS = TABLES.table("DAYS")
 def _plural(one: str) -> str:
     """square meter -> square meters, mile per hour -> miles per hour."""
     head, per, rest = one.partition(" per ")
-    if head.endswith("hertz") or one == "per mille":
+    if head.endswith(("hertz", "power")) or one == "per mille":
         return one
     first, space, last = head.partition(" ") if head.startswith("degree") else ("", "", head)
     plural = f"{first}s{space}{last}" if first else re.sub("foots$", "feet", f"{last}s")
@@ -464,7 +464,8 @@ def _unit(match: re.Match[str]) -> str:
     unit = match["unit"]
     one, many = UNITS["sec" if unit == "s" else unit]
     attached = match[0][-len(unit) - 1].isdigit()
-    single = match["amount"] == "1" or is_adjective(match, unit, attached=attached)
+    compound = match.string[match.end() : match.end() + 1] == "-"  # 5m-long
+    single = compound or match["amount"] == "1" or is_adjective(match, unit, attached=attached)
     return f"{_minus(match['minus'])}{decimal(match['amount'])} {one if single else many}"
 
 

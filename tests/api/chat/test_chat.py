@@ -151,15 +151,16 @@ def test_logprobs_come_with_bytes_and_alternatives(client: OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_goes_to_its_own_field(client: OpenAI, stream: bool) -> None:
+    names = ("reasoning_content", "reasoning")
     answer = ask(client, "42", stream=stream, extra_body={"chat_template_kwargs": {"enable_thinking": True}})
     if stream:
         deltas = [chunk.choices[0].delta for chunk in answer]
         content = "".join(delta.content or "" for delta in deltas)
-        reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+        reasoning = ["".join(getattr(delta, name, None) or "" for delta in deltas) for name in names]
     else:
-        content, reasoning = answer.choices[0].message.content, answer.choices[0].message.reasoning_content
+        content, reasoning = (said := answer.choices[0].message).content, [getattr(said, name) for name in names]
         assert answer.usage.completion_tokens_details.reasoning_tokens > 0
-    assert (reasoning, content) == ("hm", "42")
+    assert (reasoning, content) == (["hm", "hm"], "42")
 
 
 def test_pictures_and_frame_lists(client: OpenAI) -> None:

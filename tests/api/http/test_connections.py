@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import h11
@@ -31,6 +33,7 @@ from service.api.http.middleware import RequestMiddleware
 from service.api.sockets import Inbox
 from service.api.sockets import close as close_socket
 from service.metrics.metrics import Metrics
+from service.processes.server import quiet_uvicorn
 from service.system.children import possible_connections
 from tests.api.http.raw import GET_HEALTH, chat_request, connect, parse, read_answer, read_to_end, send
 from tests.support.servers import RunningServer, running_server
@@ -193,6 +196,22 @@ def test_what_is_no_handshake_is_refused_and_closed(server: RunningServer, name:
         answer = parse(read_to_end(connection))
     assert answer.status == 400 and answer.headers["connection"] == "close"
     assert "WebSocket handshake" in answer.error["message"]
+
+
+def test_malformed_requests_take_one_line_of_the_log_a_minute(
+    server: RunningServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "filters", [])
+    quiet_uvicorn()
+    now = 1000.0
+    monkeypatch.setattr("service.processes.server.time", SimpleNamespace(monotonic=lambda: now))
+    for number in range(5):
+        now += 61 * (number == 4)
+        with send(server, b"\xff\r\n\r\n") as connection:
+            assert b" 400 " in read_to_end(connection)
+    said = [record.getMessage() for record in caplog.records if record.name == "uvicorn.error"]
+    invalid = "Invalid HTTP request received."
+    assert said == [invalid, f"{invalid} (3 more since the last such line)"]
 
 
 def test_a_handshake_may_say_that_it_has_no_body(server: RunningServer) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import httpx
@@ -27,7 +29,7 @@ from tests.support import fake_engine
 from tests.support.fake_talker import talking_catalog
 from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
-from tests.support.waiting import GENEROUS, until
+from tests.support.waiting import GENEROUS, until, wait
 
 
 def body(text: str, **fields: Any) -> dict[str, Any]:
@@ -68,6 +70,14 @@ def test_without_a_key_everything_is_closed(locked: RunningServer, path: str, he
     assert response.status_code == 401
     assert response.json()["error"]["code"] == "invalid_api_key"
     assert response.headers["x-request-id"] and response.headers["www-authenticate"] == "Bearer"
+
+
+def test_the_log_says_who_knocks(locked: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    httpx.get(f"{locked.url}/nope", headers={"x-request-id": "knock"})
+    found = partial(filter, lambda line: vars(line).get("request_id") == "knock", caplog.records)
+    wait(lambda: any(found()), what="the request is logged")
+    assert [(line.name, vars(line)["client"]) for line in found()] == [("reprise.access", "127.0.0.1")]
 
 
 async def test_websockets_need_a_key_too(locked: RunningServer) -> None:

@@ -193,6 +193,7 @@ def test_the_description_asks_for_a_key_where_one_is_needed(server: RunningServe
 
 
 def test_extensions_that_would_change_the_answer_are_refused(server: RunningServer) -> None:
+    assert {"n_predict", "stopping_strings", "top_n_sigma", "options", "continue_final_message"} <= REFUSED.keys()
     for field, refused in REFUSED.items():
         value = next(value for value in ({"a": 1}, [1]) if value not in refused.neutral)
         answer = post(server, **{field: value})
@@ -209,10 +210,8 @@ def test_and_served_where_they_change_nothing(server: RunningServer) -> None:
 def test_a_field_that_nothing_reads_is_logged_once(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
     """A typo is found, habits of clients are not logged, and no client fills the log."""
     for number in range(3):
-        assert (
-            post(server, max_token=1, user="x", seed=None, reasoning_effort="low", **{f"a {number}": 1}).status_code
-            == 200
-        )
+        unread = {"max_token": 1, "user": "x", "seed": None, "reasoning_effort": "low", f"a {number}": 1}
+        assert post(server, **unread).status_code == 200
     assert [record.getMessage() for record in caplog.records if "nothing here reads it" in record.getMessage()] == [
         "/v1/chat/completions: the field max_token is ignored: nothing here reads it"
     ]
@@ -297,8 +296,13 @@ def test_every_path_field_and_status_is_there(server: RunningServer, response: h
     assert refused == len(REFUSED) * 2 + len(NOT_SPOKEN)  # at the endpoint and among the types
     names = [row["name"] for row in fields(document["components"]["schemas"]["ChatRequestBody"])]
     assert set(names[:2]) == {"model", "messages"} and set(names[-len(REFUSED) :]) == set(REFUSED)
-    n = document["components"]["schemas"]["ChatRequestBody"]["properties"]["n"]
-    assert n["anyOf"][0]["maximum"] == server.context.settings.max_n
+    for name, path, asked in (
+        ("ChatRequestBody", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("CompletionBody", "/v1/completions", {"prompt": "hi"}),
+    ):
+        most = document["components"]["schemas"][name]["properties"]["n"]["anyOf"][0]["maximum"]
+        said = [httpx.post(server.url + path, json={"model": "tiny", "n": n, **asked}) for n in (most, most + 1, 10**9)]
+        assert [one.status_code for one in said] == [200, 400, 400] and f"at most {most} allowed" in said[2].text
 
 
 def test_what_is_described_is_escaped() -> None:

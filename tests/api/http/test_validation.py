@@ -78,7 +78,7 @@ CHAT = {"model": "tiny", "messages": [MESSAGE]}
 @pytest.mark.parametrize(
     ("kind", "body", "param"),
     [
-        (ChatRequestBody, CHAT | {"min_tokens": 10**600}, "min_tokens"),
+        *((ChatRequestBody, CHAT | {name: 10**600}, name) for name in ("min_tokens", "n")),
         (ChatRequestBody, CHAT | {"messages": VIDEO}, "messages[0].content[0].video_url.num_frames"),
         (ChatRequestBody, CHAT | {"mm_processor_kwargs": {"max_frames": 10**600}}, "mm_processor_kwargs.max_frames"),
         (

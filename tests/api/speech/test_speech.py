@@ -144,7 +144,8 @@ def test_the_four_modes_and_what_each_asks_of_the_engine(
     sounds = set()
     for fields, patches in (
         ({}, [None, None]),
-        ({"ref_audio": voice}, [4, None]),
+        (dict.fromkeys(("ref_audio", "ref_text", "prompt_audio", "prompt_text", "instructions"), ""), [None, None]),
+        ({"ref_audio": voice, "ref_text": ""}, [4, None]),
         ({"prompt_audio": other, "prompt_text": "A tone. "}, [None, 6]),
         ({"ref_audio": voice, "ref_text": "A tone. "}, [4, 4]),
         ({"ref_audio": voice, "prompt_audio": other, "prompt_text": "A tone. "}, [4, 6]),

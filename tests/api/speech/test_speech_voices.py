@@ -413,7 +413,8 @@ def test_a_voice_whose_file_is_damaged_is_refused_by_name(http: httpx.Client, di
 
 def test_keys_that_are_separate_have_their_own_voices(tmp_path: Path) -> None:
     shared = VoiceStore(tmp_path, 9).add(name="Old", **ENCODED, latents=patches(1))
-    with endless(tmp_path, api_key=("a", "b"), separate_keys=True) as (server, _):
+    """And no cached prompts."""
+    with endless(tmp_path, api_key=("a", "b"), separate_keys=True) as (server, talker):
         a, b = (
             httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {key}"}, timeout=2 * GENEROUS)
             for key in "ab"
@@ -423,6 +424,13 @@ def test_keys_that_are_separate_have_their_own_voices(tmp_path: Path) -> None:
             found = client.get("/v1/audio/voices").json()["voices"]
             return {voice["name"] for voice in found if voice["type"] == "uploaded"}
 
+        salts = set()
+        for client in (a, b, a):
+            said = {"model": "tiny", "messages": [{"role": "user", "content": "!silent"}], "stream": True}
+            with client.stream("POST", "/v1/chat/completions", json=said):
+                salts |= {chat.request.prompt.cache_salt for chat in talker.chats.values()}
+            wait(lambda: not talker.chats, what="the answer is given up")
+        assert len(salts) == 2
         mine = upload(a, name="Ann").json()["id"]
         assert names(a) == {"Old", "Ann"} and names(b) == {"Old"}
         for name in ("Ann", mine):
