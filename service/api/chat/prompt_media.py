@@ -184,8 +184,7 @@ class PromptMedia:
             sample_rate=hears.sample_rate,
             field=reference.field,
             client=self.budget.client,
-            reserve=decoding.reserve,
-            fetched=decoding.fetched,
+            room=decoding,
             recording=True,
         )
         decoded = time.monotonic()
@@ -207,9 +206,7 @@ class PromptMedia:
             prepare,
             field=reference.field,
             budget=self.budget,
-            charge=decoding.take,
-            reserve=decoding.reserve,
-            fetched=decoding.fetched,
+            room=decoding,
         )
         self._observe("image", began, decoded)
         return item
@@ -240,9 +237,7 @@ class PromptMedia:
             frame_list_times=sampling.times,
             field=reference.field,
             budget=self.budget,
-            charge=decoding.take,
-            reserve=decoding.reserve,
-            fetched=decoding.fetched,
+            room=decoding,
         )
 
     def _observe(self, kind: MediaKind, began: float, decoded: float) -> None:

@@ -177,8 +177,7 @@ async def _load_audio(
                 sample_rate=rate,
                 field=field,
                 client=record.client,
-                reserve=decoding.reserve,
-                fetched=decoding.fetched,
+                room=decoding,
             )
         # Audio to continue is not trimmed: the speech goes on at its end.
         return await context.in_thread(lambda: level_reference(wave, rate, field)) if field == "ref_audio" else wave
