@@ -12,7 +12,7 @@ from starlette.responses import Response
 from service.api.context import ServerContext, context_of
 from service.api.engines.engines import Engines
 from service.api.http.errors import ApiError
-from service.api.http.openapi import JSON, get, operation
+from service.api.http.openapi import JSON, get, json_response, operation
 from service.hub.catalog import DEMO_NOTICES, HostedModel, Task
 from service.metrics.metrics import CONTENT_TYPE
 from service.system.packages import server_version
@@ -82,14 +82,12 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
-def _json(payload: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(payload), status, headers, media_type=JSON)
-
-
 @get(router, "/v1/models", openapi_extra=operation("List the served models.", {JSON: ModelList}))
 async def list_models(request: Request) -> Response:
     context = context_of(request)
-    return _json(ModelList([_card(context, model, name) for model in context.catalog.models for name in model.names]))
+    return json_response(
+        ModelList([_card(context, model, name) for model in context.catalog.models for name in model.names])
+    )
 
 
 @get(
@@ -105,7 +103,7 @@ async def get_model(request: Request, name: str) -> Response:
             param="model",
             code="model_not_found",
         )
-    return _json(_card(context, model, name))
+    return json_response(_card(context, model, name))
 
 
 def _card(context: ServerContext, model: HostedModel, name: str) -> ModelCard:
@@ -146,7 +144,7 @@ async def health(request: Request) -> Response:
     engine = context.engine
     status: Literal["ok", "engine_down"] = "ok" if engine.alive else "engine_down"
     answer = Health(status, engine.phase, engine.restarts, _background(context), _phases(engine))
-    return _json(answer, *((200, {}) if engine.alive else (503, RETRY)))
+    return json_response(answer, *((200, {}) if engine.alive else (503, RETRY)))
 
 
 @get(
@@ -162,7 +160,7 @@ async def ready(request: Request) -> Response:
     detail = engine.state.detail if engine.state is not None else ""
     status: Literal["ready", "not_ready"] = "ready" if context.ready else "not_ready"
     answer = Readiness(status, engine.phase, detail, context.draining, _background(context), _phases(engine))
-    return _json(answer, *((200, {}) if context.ready else (503, RETRY)))
+    return json_response(answer, *((200, {}) if context.ready else (503, RETRY)))
 
 
 def _background(context: ServerContext) -> Background:
@@ -187,7 +185,7 @@ async def metrics(request: Request) -> Response:
     openapi_extra=operation("What the page shows of the last five minutes.", {JSON: None}),
 )
 async def metrics_history(request: Request) -> Response:
-    return Response(msgspec.json.encode(context_of(request).history.readings), media_type=JSON)
+    return json_response(context_of(request).history.readings)
 
 
 def observe_life(context: ServerContext) -> None:
@@ -199,4 +197,4 @@ def observe_life(context: ServerContext) -> None:
 
 @get(router, "/version", openapi_extra=operation("The server's version.", {JSON: Version}))
 async def get_version() -> Response:
-    return _json(Version(server_version()))
+    return json_response(Version(server_version()))

@@ -21,6 +21,12 @@ REFERENCE = "#/components/schemas/{name}"
 JSON = "application/json"
 SSE = "text/event-stream"
 
+
+def json_response(payload: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """payload: what msgspec encodes."""
+    return Response(msgspec.json.encode(payload), status, headers, media_type=JSON)
+
+
 DESCRIPTIONS = {
     400: "The request is invalid; `param` names the field.",
     401: "API key missing or invalid.",
