@@ -15,8 +15,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from models.checkpoints.published import read_json
 from models.interfaces.errors import CheckpointError
-from models.text.byte_level import byte_alphabet
-from models.text.tokenizer import PromptTokenizer, SpecialTokens
+from models.text.tokenizer import PromptTokenizer, SpecialTokens, byte_alphabet
 
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"

@@ -19,7 +19,6 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from models.checkpoints.published import read_json, read_optional_json
 from models.interfaces.errors import CheckpointError
-from models.text.byte_level import byte_alphabet
 from models.text.recent_texts import RecentTexts
 from models.text.vocabulary_files import tokenizer_of_vocabulary
 
@@ -28,6 +27,14 @@ from models.text.vocabulary_files import tokenizer_of_vocabulary
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def byte_alphabet() -> list[str]:
+    """The alphabet of byte-level tokenizers, as GPT-2's published encoder.py makes it: a printable character for each
+    of the 256 bytes, its Latin-1 character or the next one from U+0100 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(value if value in printable else next(others)) for value in range(256)]
 
 
 class SpecialTokens:
