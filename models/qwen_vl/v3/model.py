@@ -10,9 +10,10 @@ from models.checkpoints.chat_model import VisionChatModel, load_chat_model
 from models.checkpoints.checkpoint import LoadFormat, Quantization
 from models.checkpoints.tied_head import with_the_files_head
 from models.checkpoints.weight_files import WEIGHT_NAMES, tensor_shape
-from models.interfaces.rule import Rule
+from models.interfaces.rule import Rule, renamed
 from models.layers.block import ExpertLayout, ExpertsConfig
 from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_rules
+from models.qwen_vl.model import BLOCK_NAMES
 from models.qwen_vl.v3.config import Qwen3VLConfig, TowerConfig, load_config
 from models.qwen_vl.v3.vision import Qwen3VLEncoder
 
@@ -79,10 +80,7 @@ def vision_rules(config: TowerConfig) -> list[Rule]:
         ),
         Rule(f"{published}patch_embed.proj.bias", f"{ours}patch_embed.bias"),
         Rule(f"{published}pos_embed.weight", f"{ours}position_table"),
-        Rule(f"{block}norm1.{{rest}}", f"{our_block}attention_norm.{{rest}}"),
-        Rule(f"{block}norm2.{{rest}}", f"{our_block}mlp_norm.{{rest}}"),
-        Rule(f"{block}attn.qkv.{{rest}}", f"{our_block}qkv.{{rest}}"),
-        Rule(f"{block}attn.proj.{{rest}}", f"{our_block}out.{{rest}}"),
+        *renamed(block, our_block, BLOCK_NAMES),
         Rule(f"{block}mlp.linear_{{rest}}", f"{our_block}mlp.{{rest}}"),
     ]
     for merger, our_merger in (("merger.", "merger."), (levels, "deepstack.{i}.")):
