@@ -348,7 +348,7 @@ def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, list[_Place]]
             if match is None:
                 continue
             numbers = match.groupdict()
-            stacked = [letter for letter in _wildcards(rule.published) if letter not in numbers]
+            stacked = [letter for letter in re.findall(r"{(\w+)}", rule.published) if letter not in numbers]
             for index in range(parameter.shape[0] if stacked else 1):
                 view, quantized = parameter, whole
                 for part in ([index] if stacked else []) + ([slice(*rule.rows)] if rule.rows is not None else []):
@@ -382,10 +382,6 @@ def _targets(module: nn.Module) -> Iterator[tuple[str, Tensor, QuantizedRows | N
 def published_shapes(module: nn.Module, rules: Sequence[Rule]) -> dict[str, tuple[int, ...]]:
     """Published name and shape of each tensor that `module` needs. The module may be on the meta device."""
     return {name: _published_shape(filled[0]) for name, filled in _places(module, rules).items()}
-
-
-def _wildcards(text: str) -> list[str]:
-    return re.findall(r"{(\w+)}", text)
 
 
 def _pattern(text: str) -> re.Pattern[str]:
