@@ -124,7 +124,7 @@ CODES = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insu
 RESERVED = {DEFAULT_VOICE, *OPENAI_VOICES}
 
 
-@get(router, PATH, openapi_extra=operation("List built-in voices, adapters and uploaded voices.", {JSON: VoiceList}))
+@get(router, PATH, "List built-in voices, adapters and uploaded voices.", {JSON: VoiceList})
 async def list_voices(request: Request) -> Response:
     context = context_of(request)
     adapters = map(Adapter, context.lora_voices.values())
@@ -134,12 +134,11 @@ async def list_voices(request: Request) -> Response:
     return json_response(VoiceList(voices, voices))
 
 
-@get(router, PATH + "/{voice}", openapi_extra=operation("Get a voice.", {JSON: VoiceObject}, errors=(401, 404)))
+@get(router, PATH + "/{voice}", "Get a voice.", {JSON: VoiceObject}, errors=(401, 404))
 async def get_voice(request: Request, voice: str) -> Response:
     context = context_of(request)
-    return json_response(
-        _object(context, find_voice(context, voice, None, context.owner(record_of(request.scope).client)))
-    )
+    found = find_voice(context, voice, None, context.owner(record_of(request.scope).client))
+    return json_response(_object(context, found))
 
 
 @router.delete(
