@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,17 @@ LoadFormat = Literal["published", "random"]
 Quantization = Literal["none", "fp8"]
 """fp8: linear layers of the language model that are published in 16 bits are held in e4m3, with a scale for each output
 feature (models.layers.quantized)."""
+
+
+class Source(NamedTuple):
+    """A checkpoint and how it is loaded: the arguments of models.checkpoints.registry.Family.model."""
+
+    directory: Path
+    device: torch.device
+    dtype: torch.dtype
+    load_format: LoadFormat = "published"
+    quantization: Quantization = "none"
+
 
 _FLOATING = ("F64", "F32", "F16", "BF16")
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import torch
 from torch import nn
 
-from models.checkpoints.chat_model import VisionChatModel, load_chat_model
-from models.checkpoints.checkpoint import LoadFormat, Quantization
+from models.checkpoints.chat_model import VisionChatModel, load_chat_model, loader
+from models.checkpoints.checkpoint import Source
 from models.checkpoints.tied_head import with_the_files_head
 from models.interfaces.rule import Rule, qkv_rules, renamed
 from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
@@ -28,20 +26,12 @@ ALIASES = (
 _TABLES = ("thinker.model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 
 
-def load_model(
-    directory: Path,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    load_format: LoadFormat = "published",
-    quantization: Quantization = "none",
-) -> VisionChatModel[AudioEncoder, CausalDecoder]:
-    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor. The logits of an
-    aligner's decoder are those of classes."""
-    config = load_config(directory)
+@loader
+def load_model(source: Source) -> VisionChatModel[AudioEncoder, CausalDecoder]:
+    """The logits of an aligner's decoder are those of classes."""
+    config = load_config(source.directory)
     decoder = DecoderConfig.from_published(config.text, qk_norm=True)
-    decoder = with_the_files_head(
-        decoder, directory, device, load_format, head="thinker.lm_head.weight", embeddings=_TABLES
-    )
+    decoder = with_the_files_head(decoder, source, head="thinker.lm_head.weight", embeddings=_TABLES)
     if config.aligner is not None:
         decoder = replace(decoder, tied=False)
 
@@ -52,9 +42,9 @@ def load_model(
         return AudioEncoder(config.audio), causal
 
     return load_chat_model(
+        source,
         build,
         [*audio_rules(config.audio), *decoder_rules(decoder)],
-        *(directory, device, dtype, load_format, quantization),
         aliases=ALIASES,
         ignore=decoder_ignored(decoder),
     )

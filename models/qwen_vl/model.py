@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import torch
-
-from models.checkpoints.chat_model import VisionChatModel, load_chat_model
-from models.checkpoints.checkpoint import LoadFormat, Quantization
+from models.checkpoints.chat_model import VisionChatModel, load_chat_model, loader
+from models.checkpoints.checkpoint import Source
 from models.checkpoints.tied_head import with_the_files_head
 from models.interfaces.rule import Rule, renamed
 from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
@@ -23,21 +19,15 @@ BLOCK_NAMES = {"norm1": "attention_norm", "norm2": "mlp_norm", "attn.qkv": "qkv"
 """Modules of a tower's block: published, and ours."""
 
 
-def load_model(
-    directory: Path,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    load_format: LoadFormat = "published",
-    quantization: Quantization = "none",
-) -> VisionChatModel[Qwen2VLEncoder, CausalDecoder]:
-    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
-    config = load_config(directory)
+@loader
+def load_model(source: Source) -> VisionChatModel[Qwen2VLEncoder, CausalDecoder]:
+    config = load_config(source.directory)
     decoder = DecoderConfig.from_published(config.text, qkv_bias=True)
-    decoder = with_the_files_head(decoder, directory, device, load_format)
+    decoder = with_the_files_head(decoder, source)
     return load_chat_model(
+        source,
         lambda: (Qwen2VLEncoder(config.vision, config.images), CausalDecoder(decoder)),
         [*vision_rules(config.vision), *decoder_rules(decoder)],
-        *(directory, device, dtype, load_format, quantization),
         aliases=ALIASES,
         ignore=["visual.rotary_pos_emb.inv_freq", *decoder_ignored(decoder)],
     )

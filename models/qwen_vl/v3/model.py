@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
-from models.checkpoints.chat_model import VisionChatModel, load_chat_model
-from models.checkpoints.checkpoint import LoadFormat, Quantization
+from models.checkpoints.chat_model import VisionChatModel, load_chat_model, loader
+from models.checkpoints.checkpoint import Source
 from models.checkpoints.tied_head import with_the_files_head
 from models.checkpoints.weight_files import WEIGHT_NAMES, tensor_shape
 from models.interfaces.rule import Rule, renamed
@@ -21,21 +19,15 @@ LANGUAGE = "model.language_model."
 """Prefix of the language model's tensors."""
 
 
-def load_model(
-    directory: Path,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    load_format: LoadFormat = "published",
-    quantization: Quantization = "none",
-) -> VisionChatModel[Qwen3VLEncoder, CausalDecoder]:
-    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
-    config = load_config(directory)
-    decoder = with_the_files_head(decoder_config(config), directory, device, load_format)
-    layout = expert_layout(directory, decoder) if load_format == "published" else "published"
+@loader
+def load_model(source: Source) -> VisionChatModel[Qwen3VLEncoder, CausalDecoder]:
+    config = load_config(source.directory)
+    decoder = with_the_files_head(decoder_config(config), source)
+    layout = expert_layout(source.directory, decoder) if source.load_format == "published" else "published"
     return load_chat_model(
+        source,
         lambda: (Qwen3VLEncoder(config.tower, config.images), CausalDecoder(decoder)),
         [*vision_rules(config.tower), *decoder_rules(decoder, published=LANGUAGE, experts=layout)],
-        *(directory, device, dtype, load_format, quantization),
         ignore=["lm_head.weight"] if decoder.tied else [],
     )
 
