@@ -20,7 +20,7 @@ Options = ParamSpec("Options")
 
 
 def loader(load: Callable[Concatenate[Source, Options], M]) -> Callable[..., M]:
-    """A family's load_model (models.checkpoints.registry.Family.model), which takes the fields of a Source one by one."""
+    """A family's load_model (models.checkpoints.registry.Family.model), which takes the fields of a Source."""
 
     @wraps(load)
     def load_model(
