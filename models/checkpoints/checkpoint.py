@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,17 @@ LoadFormat = Literal["published", "random"]
 Quantization = Literal["none", "fp8"]
 """fp8: linear layers of the language model that are published in 16 bits are held in e4m3, with a scale for each output
 feature (models.layers.quantized)."""
+
+
+class Source(NamedTuple):
+    """A checkpoint and how it is loaded: the arguments of models.checkpoints.registry.Family.model."""
+
+    directory: Path
+    device: torch.device
+    dtype: torch.dtype
+    load_format: LoadFormat = "published"
+    quantization: Quantization = "none"
+
 
 _FLOATING = ("F64", "F32", "F16", "BF16")
 
@@ -348,7 +359,7 @@ def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, list[_Place]]
             if match is None:
                 continue
             numbers = match.groupdict()
-            stacked = [letter for letter in _wildcards(rule.published) if letter not in numbers]
+            stacked = [letter for letter in re.findall(r"{(\w+)}", rule.published) if letter not in numbers]
             for index in range(parameter.shape[0] if stacked else 1):
                 view, quantized = parameter, whole
                 for part in ([index] if stacked else []) + ([slice(*rule.rows)] if rule.rows is not None else []):
@@ -382,10 +393,6 @@ def _targets(module: nn.Module) -> Iterator[tuple[str, Tensor, QuantizedRows | N
 def published_shapes(module: nn.Module, rules: Sequence[Rule]) -> dict[str, tuple[int, ...]]:
     """Published name and shape of each tensor that `module` needs. The module may be on the meta device."""
     return {name: _published_shape(filled[0]) for name, filled in _places(module, rules).items()}
-
-
-def _wildcards(text: str) -> list[str]:
-    return re.findall(r"{(\w+)}", text)
 
 
 def _pattern(text: str) -> re.Pattern[str]:

@@ -87,7 +87,7 @@ class QuantizedTensors:
                 if found[1] == "scale":
                     layer.scale = _SCALES.get(tensor.dtype, torch.float32)
                 whole = device.type != "meta" or found[1] in ("groups", "shape")
-                layer.beside[found[1]] = tensor.read() if whole else tensor.without_values()
+                layer.beside[found[1]] = tensor.read() if whole else torch.empty(tensor.shape, device="meta")
         for name, layer in self.layers.items():
             self._check(name, layer)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from models.checkpoints.checkpoint import LoadFormat
+from models.checkpoints.checkpoint import Source
 from models.checkpoints.weight_files import opened, shard_paths
 from models.layers.decoder import DecoderConfig
 
@@ -18,9 +18,7 @@ _ROWS = 4096
 
 def with_the_files_head(
     decoder: DecoderConfig,
-    directory: Path,
-    device: torch.device | str,
-    load_format: LoadFormat,
+    source: Source,
     *,
     head: str = "lm_head.weight",
     embeddings: Sequence[str] = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight"),
@@ -28,9 +26,9 @@ def with_the_files_head(
     """`decoder`, untied if the files hold a head that differs from the embedding table: like transformers 5, this
     trusts the files more than tie_word_embeddings. If no values are read (load_format "random", device meta), it stays
     as it is. embeddings: the names that the table may have."""
-    if not decoder.tied or load_format == "random" or torch.device(device).type == "meta":
+    if not decoder.tied or source.load_format == "random" or source.device.type == "meta":
         return decoder
-    places = _files_of(directory, (head, *embeddings))
+    places = _files_of(source.directory, (head, *embeddings))
     table = next((name for name in embeddings if name in places), None)
     if head not in places or table is None or _equal(places[head], head, places[table], table):
         return decoder

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -35,10 +34,6 @@ class PublishedTensor:
     read: Callable[[], Tensor]
     codes: Callable[[], Codes] | None = None
     """Reads the codes of a quantised weight, which `read` dequantises."""
-
-    def without_values(self) -> Tensor:
-        """A tensor of its shape on the meta device."""
-        return torch.empty(self.shape, device="meta")
 
 
 def shard_paths(directory: Path) -> list[Path]:

@@ -120,7 +120,8 @@ def resize(picture: Image.Image, width: int, height: int) -> np.ndarray:
     picture.load()  # a file may only be open so far, and each of the threads below would load it
     if height < picture.height and picture.height > _TALL * picture.width:
         picture = _resampled(picture, picture.width, height)
-    bands = _number_of_bands(max(picture.width * picture.height, width * height))
+    pixels = max(picture.width * picture.height, width * height)
+    bands = max(1, min(_threads, pixels // _PIXELS_OF_A_BAND))
     return _along_columns(_along_rows(picture, width, bands), height, bands)
 
 
@@ -165,10 +166,6 @@ def _spans(length: int, count: int) -> list[tuple[int, int]]:
     """(first, stop) of `count` nearly equal parts, none of them empty."""
     borders = [length * index // count for index in range(count + 1)]
     return [(first, stop) for first, stop in pairwise(borders) if first < stop]
-
-
-def _number_of_bands(pixels: int) -> int:
-    return max(1, min(_threads, pixels // _PIXELS_OF_A_BAND))
 
 
 @cache

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 
 @dataclass(frozen=True)
@@ -23,3 +25,19 @@ class Rule:
     shape: tuple[int, ...] | None = None
     transposed: bool = False
     shared: bool = False
+
+
+def renamed(published: str, ours: str, names: Mapping[str, str], tensor: str = "{rest}") -> list[Rule]:
+    """Rules for modules by their names behind the two prefixes, published: ours. tensor: of each module; all unless it
+    is named."""
+    return [Rule(f"{published}{theirs}.{tensor}", f"{ours}{name}.{tensor}") for theirs, name in names.items()]
+
+
+def qkv_rules(published: str, ours: str, rows: tuple[int, int, int]) -> list[Rule]:
+    """Rules for the projections q_proj, k_proj and v_proj behind the prefix `published`, whose rows, so many of each,
+    the module `ours` holds one after the other."""
+    return [
+        Rule(f"{published}{name}_proj.{kind}", f"{ours}.{kind}", rows=span)
+        for name, span in zip("qkv", pairwise(accumulate(rows, initial=0)), strict=True)
+        for kind in ("weight", "bias")
+    ]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from torch import Tensor, nn
 
-from models.interfaces.capturable import BufferSpec
 from models.interfaces.rule import Rule
 from models.kimi_vl.config import TextConfig
 from models.layers.block import expert_rules, swiglu_rules
-from models.layers.gemm import gemm
+from models.layers.decoder import TokenDecoder
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.mla import LatentAttention, LatentAttentionConfig, half_split_rows
 from models.layers.mlp import SwiGLU
@@ -47,21 +46,16 @@ class LatentBlock(nn.Module):
             )
 
 
-class LatentDecoder(nn.Module):
+class LatentDecoder(TokenDecoder):
     """Packed rows through all layers over a paged cache of latents (models.protocol.Decoder). Capturable."""
 
     position_axes = 1
-    feature_levels = 0
     drafter = None
     frequencies: Tensor
 
     def __init__(self, config: TextConfig) -> None:
-        super().__init__()
+        super().__init__(config.vocab_size, config.hidden_size, config.max_position_embeddings)
         self.config = config
-        self.hidden_size = config.hidden_size
-        self.vocab_size = config.vocab_size
-        self.max_positions = config.max_position_embeddings
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(LatentBlock(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -70,16 +64,6 @@ class LatentDecoder(nn.Module):
 
     def cache_specs(self) -> list[CacheSpec]:
         return [attention_config(self.config).cache_spec] * self.config.num_hidden_layers
-
-    def state_specs(self) -> list[Mapping[str, BufferSpec]]:
-        return []
-
-    def pending_specs(self, tokens: int) -> list[Mapping[str, BufferSpec]]:
-        return []
-
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """int64 [n] -> [n, hidden_size]."""
-        return self.embed_tokens(token_ids)
 
     def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """Embeddings [n, hidden_size], positions int64 [1, n] -> normed hidden states [n, hidden_size]."""
@@ -92,10 +76,6 @@ class LatentDecoder(nn.Module):
             normed, hidden = add_rms_norm(attended, hidden, layer.mlp_norm.weight, layer.mlp_norm.eps)
             normed, hidden = add_rms_norm(layer.mlp(normed), hidden, following.weight, following.eps)
         return normed
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden_size] -> [n, vocab_size]."""
-        return gemm(hidden, self.head.weight)
 
     def hold_in_e4m3(self) -> None:
         """Makes the linear layers hold e4m3 weights; called on the meta device."""

@@ -6,20 +6,15 @@ docs/models/kimi_vl.md has the rules in words.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from models.checkpoints.published import (
-    id_list,
-    published_name,
-    read_optional_json,
-    sampling_defaults,
-    stop_token_ids,
-)
+from models.checkpoints.published import id_list, published_name, read_optional_json
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import (
     ChatMessage,
@@ -27,19 +22,18 @@ from models.interfaces.media import (
     MediaKind,
     Prompt,
     TokenizedChat,
-    Tool,
     VideoFrames,
     VideoMetadata,
     media_digest,
 )
-from models.interfaces.processor import AudioInput, ChatProcessor
 from models.interfaces.resizing import FrameResizer
 from models.kimi_vl.config import KimiVLConfig, load_config
 from models.kimi_vl.pictures import ImageSettings, checked_size, fit, fitted_size, load_image_settings, padded
 from models.kimi_vl.tokenizer import KimiTokenizer, load_tokenizer
-from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
-from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
-from models.text.tools import escaped_tools, prompt_texts
+from models.text.chat_template import ChatTemplate, load_chat_template, template_turn
+from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated
+from models.text.processor import TextProcessor
+from models.text.tools import Escape, Turn
 
 PUBLISHED_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -69,13 +63,10 @@ _VIDEO_SHARE = 0.9
 """Share of the context for the frames of one video."""
 
 
-class KimiVLProcessor:
+class KimiVLProcessor(TextProcessor):
     """ChatProcessor of Kimi-VL."""
 
     reasoning_markers = ("◁think▷", "◁/think▷")
-    audio: AudioInput | None = None
-    template_options: frozenset[str] = frozenset()
-    modes: Mapping[str, ChatProcessor] = {}
 
     def __init__(
         self,
@@ -87,33 +78,18 @@ class KimiVLProcessor:
         recommended: Mapping[str, float] | None = None,
     ) -> None:
         """recommended: sampling for a generation_config.json that names none."""
+        # Reserved ids can be generated, since the published code bars none of them; they have no text.
+        super().__init__(asdict(config.text), tokenizer, template, generation, _STOP_TOKENS, recommended)
+        self.stop_token_ids |= frozenset(id_list(config.text.eos_token_id))
         self.config = config
-        self.tokenizer = tokenizer
-        self.template = template
-        self.call_format = template.call_format
         self.images = images
-        self.context_length = config.text.max_position_embeddings
-        # Embedding rows after the reserved ids are padding, which is never generated. Reserved ids can be, since the
-        # published code bars none of them; they have no text.
-        self.vocab_size = tokenizer.vocab_size
-        named = stop_token_ids(generation, tokenizer.special_tokens, _STOP_TOKENS)
-        self.stop_token_ids = named.union(id_list(config.text.eos_token_id))
-        self.generation_defaults = sampling_defaults(generation, recommended)
+        self.placeholder_ids = frozenset({config.media_placeholder_token_id})
         self._frame_limit = self.images.in_token_limit // _LOW_DETAIL_DIVISOR
-        special = tokenizer.special_tokens
-        opening = [special["<|media_start|>"], *tokenizer.encode("image"), special["<|media_content|>"]]
+        special = tokenizer.special_ids
+        opening = [special["<|media_start|>"], *tokenizer.encode_plain("image"), special["<|media_content|>"]]
         # The template opens the block of a video's first frame and closes that of the last.
         self._between_frames = plain([special["<|media_end|>"], *opening])
         self._frame_markers = len(opening) + 1
-
-    def tokenize(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text)
-
-    def detokenize(self, token_ids: Sequence[int]) -> bytes:
-        return self.tokenizer.decode(token_ids)
-
-    def tokenizer_json(self, special_ids: Collection[int]) -> str | None:
-        return None  # The tokenizer cuts long pieces of text before the library encodes them.
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """detail "low" allows a quarter of the patches."""
@@ -149,29 +125,17 @@ class KimiVLProcessor:
             )
         return item
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[ChatMessage],
-        kinds: Sequence[MediaKind],
-        *,
-        options: Mapping[str, Any],
-        tools: Sequence[Tool] = (),
-    ) -> TokenizedChat:
-        """The template makes a block of each picture and video, with one placeholder inside.
-
-        The checkpoint decides whether an answer begins with reasoning, so enable_thinking: true is refused.
-        """
+    def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The checkpoint decides whether an answer begins with reasoning, so enable_thinking: true is refused."""
         if options.get("enable_thinking"):
             raise InputError("enable_thinking", "Kimi-VL has no switch: Thinking checkpoints always reason")
         if options.get("add_vision_id"):
             raise InputError("add_vision_id", "Kimi-VL does not number pictures")
-        escape = unused_character(prompt_texts(messages, tools))
-        escaped = escape_with(escape, self.tokenizer.escape)
-        # A video is one image for the template; expand_placeholders turns it into frames.
-        turns = [template_turn(message, lambda _: "image", escaped) for message in messages]
-        rendered = self.template.render(turns, tools=escaped_tools(tools, escaped))
-        token_ids = self.tokenizer.encode_prompt(rendered, escape)
-        return tokenized_chat(token_ids, messages, {self.config.media_placeholder_token_id})
+        return {}
+
+    def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
+        """A video is one image for the template; expand_placeholders turns it into frames."""
+        return template_turn(message, lambda _: "image", escaped)
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         token_ids, placeholders = expand(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders])
@@ -209,9 +173,9 @@ def load_processor(directory: Path) -> KimiVLProcessor:
     config, tokenizer = load_config(directory), load_tokenizer(directory)
     needed = {*_ROLE_TOKENS, "<|im_middle|>", "<|im_end|>"}
     needed |= {"<|media_start|>", "<|media_content|>", "<|media_end|>"}
-    if missing := sorted(needed - tokenizer.special_tokens.keys()):
+    if missing := sorted(needed - tokenizer.special_ids.keys()):
         raise CheckpointError(f"{directory}: tokenizer_config.json lacks special tokens {missing}")
-    if config.media_placeholder_token_id not in tokenizer.special_tokens.values():
+    if config.media_placeholder_token_id not in tokenizer.special_ids.values():
         raise CheckpointError(
             f"{directory}: config.json: media_placeholder_token_id {config.media_placeholder_token_id!r} is no "
             "special token of tokenizer_config.json"

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from models.checkpoints.published import read_json
 from models.interfaces.errors import CheckpointError
-from models.text.byte_level import byte_alphabet
-from models.text.recent_texts import RecentTexts
-from models.text.tokenizer import SpecialTokens
+from models.text.tokenizer import PromptTokenizer, SpecialTokens, byte_alphabet
 
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
@@ -40,36 +38,22 @@ _LONGEST_RUN = 25_000
 """Longest run of characters that are all blank or all not blank. Longer runs are cut, as in the published tokenizer."""
 
 
-class KimiTokenizer:
-    """Turns text into ids and back. Only `encode_prompt` yields special ids."""
+class KimiTokenizer(PromptTokenizer):
+    """Cuts long pieces of text before the library encodes them. special_ids: the named ones of the reserved ids."""
 
-    def __init__(self, ranks: Sequence[bytes], special_tokens: dict[str, int]) -> None:
+    def __init__(self, ranks: Sequence[bytes], special_ids: Mapping[str, int]) -> None:
+        super().__init__(SpecialTokens(special_ids))
         self.ranks = ranks
-        self.special_tokens = special_tokens
         self.vocab_size = len(ranks) + RESERVED_TOKENS
         self._bpe = _byte_pair_encoder(ranks)
-        self._special = SpecialTokens(special_tokens)
-        self._recent = RecentTexts(self._encoded)
 
-    def encode(self, text: str) -> list[int]:
-        return self._recent.ids(text)
+    def decode(self, token_ids: Sequence[int]) -> bytes:
+        return b"".join(self.ranks[token] for token in token_ids if token < len(self.ranks))
 
     def _encoded(self, text: str) -> list[int]:
         # Of this library's calls, only those for batches release the interpreter lock.
         encodings = self._bpe.encode_batch_fast(list(_pieces(text)), add_special_tokens=False)
         return [token for encoding in encodings for token in encoding.ids]
-
-    def escape(self, text: str, escape: str) -> str:
-        """`text` with the character `escape` inserted into each literal special token."""
-        return self._special.escape(text, escape)
-
-    def encode_prompt(self, text: str, escape: str) -> list[int]:
-        """Ids of a whole prompt: special tokens where they stand, escaped ones as plain text."""
-        return self._special.encode(text, escape, self.encode)
-
-    def decode(self, token_ids: Sequence[int]) -> bytes:
-        """Bytes of ordinary ids; special ids yield none. The ids may be split anywhere: the bytes of the parts join."""
-        return b"".join(self.ranks[token] for token in token_ids if token < len(self.ranks))
 
 
 def load_tokenizer(directory: Path) -> KimiTokenizer:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem, media_digest
-from models.interfaces.rule import Rule
+from models.interfaces.rule import Rule, renamed
 from models.kimi_vl.config import KimiVLConfig, VisionConfig
 from models.kimi_vl.pictures import ImageSettings
 from models.layers.equal_segments import bounds
@@ -230,19 +230,13 @@ def _merge_order(rows: int, columns: int) -> np.ndarray:
 def encoder_rules(config: VisionConfig, ours: str) -> list[Rule]:
     """Published names to a KimiVisionEncoder under the prefix `ours`, which ends in "."."""
     tower, block, our_block = "vision_tower.", "vision_tower.encoder.blocks.{i}.", f"{ours}blocks.{{i}}."
-    size = config.patch_size
+    size, projector = config.patch_size, {"pre_norm": "norm", "linear_1": "mlp.fc1", "linear_2": "mlp.fc2"}
     return [
         Rule(f"{tower}patch_embed.proj.weight", f"{ours}patch_embed.weight", shape=(config.hidden_size, 3, size, size)),
         Rule(f"{tower}patch_embed.proj.bias", f"{ours}patch_embed.bias"),
         Rule(f"{tower}patch_embed.pos_emb.weight", f"{ours}position_table"),
-        Rule(f"{block}norm0.{{rest}}", f"{our_block}attention_norm.{{rest}}"),
-        Rule(f"{block}norm1.{{rest}}", f"{our_block}mlp_norm.{{rest}}"),
-        Rule(f"{block}wqkv.{{rest}}", f"{our_block}qkv.{{rest}}"),
-        Rule(f"{block}wo.{{rest}}", f"{our_block}out.{{rest}}"),
-        Rule(f"{block}mlp.fc0.{{rest}}", f"{our_block}mlp.fc1.{{rest}}"),
-        Rule(f"{block}mlp.fc1.{{rest}}", f"{our_block}mlp.fc2.{{rest}}"),
-        Rule(f"{tower}encoder.final_layernorm.{{rest}}", f"{ours}final_norm.{{rest}}"),
-        Rule("multi_modal_projector.pre_norm.{rest}", f"{ours}projector.norm.{{rest}}"),
-        Rule("multi_modal_projector.linear_1.{rest}", f"{ours}projector.mlp.fc1.{{rest}}"),
-        Rule("multi_modal_projector.linear_2.{rest}", f"{ours}projector.mlp.fc2.{{rest}}"),
+        *renamed(block, our_block, {"norm0": "attention_norm", "norm1": "mlp_norm", "wqkv": "qkv", "wo": "out"}),
+        *renamed(block, our_block, {"mlp.fc0": "mlp.fc1", "mlp.fc1": "mlp.fc2"}),
+        *renamed(tower, ours, {"encoder.final_layernorm": "final_norm"}),
+        *renamed("multi_modal_projector.", f"{ours}projector.", projector),
     ]

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from models.interfaces.rule import Rule
+from models.interfaces.rule import Rule, qkv_rules
 from models.layers.deferred_norm import Normed
 from models.layers.gemm import gemm, gemm_add_norm
 from models.layers.lora import GemmLora, StackLora
@@ -178,7 +178,6 @@ def block_rules(config: BlockConfig, published: str, ours: str, *, experts: Expe
     """Rules from published Llama-style names with the prefix `published` to those of a Block with the prefix `ours`;
     both end in ".". With experts in the configuration, they also hold for a block without."""
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    rows = {"q": (0, q_rows), "k": (q_rows, q_rows + kv_rows), "v": (q_rows + kv_rows, q_rows + 2 * kv_rows)}
     mlp = swiglu_rules(f"{published}mlp.", f"{ours}mlp.", config.intermediate_size)
     if config.experts is not None:
         mlp.append(Rule(f"{published}mlp.gate.weight", f"{ours}mlp.router.weight"))
@@ -186,13 +185,8 @@ def block_rules(config: BlockConfig, published: str, ours: str, *, experts: Expe
             mlp += expert_rules(published, ours, config.experts.intermediate_size)
         else:
             mlp += _stacked_expert_rules(published, ours, transposed=experts == "published")
-    rules = [
-        Rule(f"{published}self_attn.{name}_proj.{kind}", f"{ours}attention.qkv.{kind}", rows=span)
-        for name, span in rows.items()
-        for kind in ("weight", "bias")
-    ]
     return [
-        *rules,
+        *qkv_rules(f"{published}self_attn.", f"{ours}attention.qkv", (q_rows, kv_rows, kv_rows)),
         Rule(f"{published}self_attn.o_proj.{{rest}}", f"{ours}attention.out.{{rest}}"),
         Rule(f"{published}self_attn.q_norm.weight", f"{ours}attention.q_norm.weight"),
         Rule(f"{published}self_attn.k_norm.weight", f"{ours}attention.k_norm.weight"),

@@ -114,7 +114,46 @@ def _block_config(
     )
 
 
-class CausalDecoder(nn.Module):
+class TokenDecoder(nn.Module):
+    """The embedding table and the head of a decoder, and the parts of models.protocol.Decoder that all have in common.
+    The head, None where it is tied to the table, is made behind the layers: random values are drawn in this order."""
+
+    feature_levels = 0
+    head: nn.Linear | None
+
+    def __init__(self, vocab_size: int, hidden_size: int, max_positions: int) -> None:
+        super().__init__()
+        self.vocab_size, self.hidden_size, self.max_positions = vocab_size, hidden_size, max_positions
+        self.embed_tokens = nn.Embedding(vocab_size, hidden_size)
+        self.tied_head: QuantizedWeight | None = None
+
+    def state_specs(self) -> list[Mapping[str, BufferSpec]]:
+        return []
+
+    def pending_specs(self, tokens: int) -> list[Mapping[str, BufferSpec]]:
+        return []
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """int64 [n] -> [n, hidden_size]."""
+        return self.embed_tokens(token_ids)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden_size] -> [n, vocab_size]."""
+        weight: Weight = self.embed_tokens.weight if self.head is None else self.head.weight
+        return gemm(hidden, weight if self.tied_head is None else self.tied_head)
+
+    def hold_in_e4m3(self) -> None:
+        """Replaces the weights of the linear layers with e4m3 ones; called on the meta device. The embedding table
+        stays in 16 bits, so a tied head becomes a copy. A head whose size the kernels do not support stays in 16
+        bits."""
+        whole = self.vocab_size % COLUMNS == 0
+        self.sixteen_bit_layers = frozenset() if whole else frozenset({"head"})
+        hold_in_e4m3(self)
+        if self.head is None and whole:
+            self.tied_head = QuantizedWeight(*self.embed_tokens.weight.shape)
+
+
+class CausalDecoder(TokenDecoder):
     """Runs packed rows through all layers over a paged cache. Implements models.protocol.Decoder; can be captured."""
 
     frequencies: Tensor
@@ -122,21 +161,16 @@ class CausalDecoder(nn.Module):
     drafter = None
 
     def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
+        super().__init__(config.vocab_size, config.block.hidden_size, config.max_positions)
         self.config = config
-        self.vocab_size = config.vocab_size
-        self.hidden_size = config.block.hidden_size
-        self.max_positions = config.max_positions
         self.position_axes = len(config.mrope_section) or 1
         self.feature_levels = config.feature_levels
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.block.hidden_size)
         dense = replace(config.block, experts=None)
         self.layers = nn.ModuleList(
             Block(dense if layer in config.dense_layers else config.block) for layer in range(config.num_layers)
         )
         self.norm = RMSNorm(config.block.hidden_size, config.block.norm_eps)
         self.head = None if config.tied else nn.Linear(config.block.hidden_size, config.vocab_size, bias=False)
-        self.tied_head: QuantizedWeight | None = None
         frequencies, self.rope_scale = scaled_frequencies(config.scaling, config.block.head_dim, config.rope_theta)
         axes = None
         if config.mrope_section:
@@ -149,16 +183,6 @@ class CausalDecoder(nn.Module):
         block = self.config.block
         row = (block.num_kv_heads, block.head_dim)
         return [CacheSpec({"k": row, "v": row}) for _ in self.layers]
-
-    def state_specs(self) -> list[Mapping[str, BufferSpec]]:
-        return []
-
-    def pending_specs(self, tokens: int) -> list[Mapping[str, BufferSpec]]:
-        return []
-
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """int64 [n] -> [n, hidden_size]."""
-        return self.embed_tokens(token_ids)
 
     def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """hidden [n, hidden_size * (1 + levels)] (embeddings, followed by the features of `levels` first layers),
@@ -174,21 +198,6 @@ class CausalDecoder(nn.Module):
             return run_blocks(layers, hidden, self.norm, attend)
         x, *features = hidden.unflatten(-1, (-1, width)).unbind(-2)
         return run_blocks(layers, x.contiguous(), self.norm, attend, features=features)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden_size] -> [n, vocab_size]."""
-        weight: Weight = self.embed_tokens.weight if self.head is None else self.head.weight
-        return gemm(hidden, weight if self.tied_head is None else self.tied_head)
-
-    def hold_in_e4m3(self) -> None:
-        """Replaces the weights of the linear layers with e4m3 ones; called on the meta device. The embedding table
-        stays in 16 bits, so a tied head becomes a copy. A head whose size the kernels do not support stays in 16
-        bits."""
-        whole = self.embed_tokens.weight.shape[0] % COLUMNS == 0
-        self.sixteen_bit_layers = frozenset() if whole else frozenset({"head"})
-        hold_in_e4m3(self)
-        if self.head is None and whole:
-            self.tied_head = QuantizedWeight(*self.embed_tokens.weight.shape)
 
 
 def decoder_rules(

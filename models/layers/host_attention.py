@@ -20,29 +20,22 @@ from models.layers.precision import upcast
 _OPERATORS = torch.library.Library("reprise", "DEF")
 
 
-def _operator(arguments: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def _operator(implementation: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Registers a CPU operator under the function's name. torch.library.custom_op is not used: its first call imports
     torch's compiler, which takes two seconds."""
-
-    def register(implementation: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        name = implementation.__name__
-        _OPERATORS.define(f"{name}({arguments}) -> Tensor")
-        _OPERATORS.impl(name, implementation, "CPU")
-        torch.library.register_fake(f"reprise::{name}", _shaped_like_output, lib=_OPERATORS)
-        operator: Callable[..., Tensor] = getattr(torch.ops.reprise, name).default
-        return operator
-
-    return register
+    name = implementation.__name__
+    _OPERATORS.define(name + torch.library.infer_schema(implementation, mutates_args=()))
+    _OPERATORS.impl(name, implementation, "CPU")
+    torch.library.register_fake(f"reprise::{name}", _shaped_like_output, lib=_OPERATORS)
+    operator: Callable[..., Tensor] = getattr(torch.ops.reprise, name).default
+    return operator
 
 
 def _shaped_like_output(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
-@_operator(
-    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, float? scale=None, "
-    "bool causal=False, int? longest=None"
-)
+@_operator
 def varlen_attention_host(
     q: Tensor,
     k: Tensor,
@@ -67,9 +60,7 @@ def varlen_attention_host(
     return out
 
 
-@_operator(
-    "Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, int page_size, float? scale=None"
-)
+@_operator
 def paged_decode_attention_host(
     q: Tensor,
     k_cache: Tensor,
@@ -94,10 +85,7 @@ def paged_decode_attention_host(
     return out
 
 
-@_operator(
-    "Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor cu_seqlens_q, Tensor seq_lens, "
-    "int page_size, float? scale=None"
-)
+@_operator
 def paged_prefill_attention_host(
     q: Tensor,
     k_cache: Tensor,

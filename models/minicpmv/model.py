@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
-from models.checkpoints.chat_model import VisionChatModel, load_chat_model
-from models.checkpoints.checkpoint import LoadFormat, Quantization
+from models.checkpoints.chat_model import VisionChatModel, load_chat_model, loader
+from models.checkpoints.checkpoint import Source
 from models.checkpoints.tied_head import with_the_files_head
 from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
 from models.minicpmv.config import MiniCPMVConfig, load_config
@@ -19,33 +17,21 @@ _LANGUAGE, _HEAD = "llm.model.", "llm.lm_head.weight"
 """Prefix of the language model's tensors, and its head."""
 
 
+@loader
 @torch.inference_mode()
-def load_model(
-    directory: Path,
-    device: torch.device,
-    dtype: torch.dtype,
-    load_format: LoadFormat = "published",
-    quantization: Quantization = "none",
-) -> VisionChatModel[MiniCPMVEncoder, CausalDecoder]:
-    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
-    config = load_config(directory)
-    decoder = with_the_files_head(
-        decoder_config(config),
-        directory,
-        device,
-        load_format,
-        head=_HEAD,
-        embeddings=[f"{_LANGUAGE}embed_tokens.weight"],
-    )
+def load_model(source: Source) -> VisionChatModel[MiniCPMVEncoder, CausalDecoder]:
+    config = load_config(source.directory)
+    tables = [f"{_LANGUAGE}embed_tokens.weight"]
+    decoder = with_the_files_head(decoder_config(config), source, head=_HEAD, embeddings=tables)
     dropped = range(config.vision.num_layers, config.published_vision_layers)
     model = load_chat_model(
+        source,
         lambda: (MiniCPMVEncoder(config), CausalDecoder(decoder)),
         [
             *tower_rules(config.vision, "encoder.tower."),
             *resampler_rules("encoder.resampler."),
             *decoder_rules(decoder, published=_LANGUAGE, head=_HEAD),
         ],
-        *(directory, device, dtype, load_format, quantization),
         ignore=[
             *(f"vpm.encoder.layers.{layer}.{{rest}}" for layer in dropped),
             *decoder_ignored(decoder, published=_LANGUAGE, head=_HEAD),

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.checkpoints.published import read_optional_json
 from models.interfaces.errors import InputError
 from models.interfaces.media import (
     ChatMessage,
@@ -35,10 +34,10 @@ from models.minicpmv.video import (
     sample_unfused,
     temporal_ids,
 )
-from models.text.chat_template import ChatTemplate, load_chat_template, unused_character
+from models.text.chat_template import ChatTemplate, unused_character
 from models.text.placeholders import MediaTokens, check_length, expand, tokenized_chat
-from models.text.processor import TextProcessor
-from models.text.tokenizer import Tokenizer, load_tokenizer
+from models.text.processor import TextProcessor, load_text
+from models.text.tokenizer import Tokenizer
 from models.text.tools import escaped_tools, prompt_texts
 
 NO_TIME = -1
@@ -166,13 +165,8 @@ class MiniCPMVProcessor(TextProcessor):
                 media.append(self._pictures.video(len(item.arrays["group_sizes"])))
         token_ids, placeholders = expand(chat, media)
         check_length(token_ids, self.context_length)
-        return Prompt(
-            token_ids=token_ids,
-            positions=np.arange(len(token_ids), dtype=np.int32)[None],
-            next_position=len(token_ids),
-            items=tuple(items),
-            placeholders=placeholders,
-        )
+        positions = np.arange(len(token_ids), dtype=np.int32)[None]
+        return Prompt(token_ids, positions, len(token_ids), tuple(items), placeholders)
 
     def _item(
         self,
@@ -202,9 +196,4 @@ class MiniCPMVProcessor(TextProcessor):
 
 def load_processor(directory: Path) -> MiniCPMVProcessor:
     """Reads config.json, preprocessor_config.json, generation_config.json, tokenizer.json and the chat template."""
-    return MiniCPMVProcessor(
-        load_config(directory),
-        load_tokenizer(directory, spoken=frozenset(REASONING_MARKERS)),
-        load_chat_template(directory),
-        read_optional_json(directory, "generation_config.json"),
-    )
+    return MiniCPMVProcessor(load_config(directory), *load_text(directory, spoken=REASONING_MARKERS))

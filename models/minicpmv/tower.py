@@ -7,7 +7,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from models.interfaces.rule import Rule
+from models.interfaces.rule import Rule, qkv_rules, renamed
 from models.layers.packed import widen_inputs
 from models.layers.tower import TowerBlock, run_tower
 from models.minicpmv.config import VisionConfig
@@ -47,17 +47,8 @@ def tower_rules(config: VisionConfig, ours: str, published: str = "vpm.") -> lis
     """Names under the prefix `published` to a Tower under the prefix `ours`; both end in "."."""
     hidden_size, patch = config.hidden_size, config.patch_size
     layer, our_layer = f"{published}encoder.layers.{{i}}.", f"{ours}layers.{{i}}."
-    fused = [
-        Rule(
-            f"{layer}self_attn.{name}_proj.{kind}",
-            f"{our_layer}qkv.{kind}",
-            rows=(part * hidden_size, (part + 1) * hidden_size),
-        )
-        for part, name in enumerate("qkv")
-        for kind in ("weight", "bias")
-    ]
     return [
-        *fused,
+        *qkv_rules(f"{layer}self_attn.", f"{our_layer}qkv", (hidden_size, hidden_size, hidden_size)),
         Rule(
             f"{published}embeddings.patch_embedding.weight",
             f"{ours}patch_embedding.weight",
@@ -65,9 +56,7 @@ def tower_rules(config: VisionConfig, ours: str, published: str = "vpm.") -> lis
         ),
         Rule(f"{published}embeddings.patch_embedding.bias", f"{ours}patch_embedding.bias"),
         Rule(f"{published}embeddings.position_embedding.weight", f"{ours}position_embedding.weight"),
-        Rule(f"{layer}self_attn.out_proj.{{rest}}", f"{our_layer}out.{{rest}}"),
-        Rule(f"{layer}layer_norm1.{{rest}}", f"{our_layer}attention_norm.{{rest}}"),
-        Rule(f"{layer}layer_norm2.{{rest}}", f"{our_layer}mlp_norm.{{rest}}"),
-        Rule(f"{layer}mlp.{{rest}}", f"{our_layer}mlp.{{rest}}"),
-        Rule(f"{published}post_layernorm.{{rest}}", f"{ours}final_norm.{{rest}}"),
+        *renamed(layer, our_layer, {"self_attn.out_proj": "out", "mlp": "mlp"}),
+        *renamed(layer, our_layer, {"layer_norm1": "attention_norm", "layer_norm2": "mlp_norm"}),
+        *renamed(published, ours, {"post_layernorm": "final_norm"}),
     ]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import torch
 from torch import nn
 
-from models.checkpoints.chat_model import VisionChatModel, load_chat_model
-from models.checkpoints.checkpoint import LoadFormat, Quantization
+from models.checkpoints.chat_model import VisionChatModel, load_chat_model, loader
+from models.checkpoints.checkpoint import Source
 from models.checkpoints.tied_head import with_the_files_head
-from models.interfaces.rule import Rule
+from models.interfaces.rule import Rule, qkv_rules, renamed
 from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
 from models.qwen3_asr.config import AudioConfig, load_config
 from models.qwen3_asr.encoder import KERNEL, NUM_CONVS, AudioEncoder
@@ -28,20 +26,12 @@ ALIASES = (
 _TABLES = ("thinker.model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 
 
-def load_model(
-    directory: Path,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    load_format: LoadFormat = "published",
-    quantization: Quantization = "none",
-) -> VisionChatModel[AudioEncoder, CausalDecoder]:
-    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor. The logits of an
-    aligner's decoder are those of classes."""
-    config = load_config(directory)
+@loader
+def load_model(source: Source) -> VisionChatModel[AudioEncoder, CausalDecoder]:
+    """The logits of an aligner's decoder are those of classes."""
+    config = load_config(source.directory)
     decoder = DecoderConfig.from_published(config.text, qk_norm=True)
-    decoder = with_the_files_head(
-        decoder, directory, device, load_format, head="thinker.lm_head.weight", embeddings=_TABLES
-    )
+    decoder = with_the_files_head(decoder, source, head="thinker.lm_head.weight", embeddings=_TABLES)
     if config.aligner is not None:
         decoder = replace(decoder, tied=False)
 
@@ -52,9 +42,9 @@ def load_model(
         return AudioEncoder(config.audio), causal
 
     return load_chat_model(
+        source,
         build,
         [*audio_rules(config.audio), *decoder_rules(decoder)],
-        *(directory, device, dtype, load_format, quantization),
         aliases=ALIASES,
         ignore=decoder_ignored(decoder),
     )
@@ -68,20 +58,11 @@ def audio_rules(config: AudioConfig) -> list[Rule]:
         shape = (channels, channels if number else 1, KERNEL, KERNEL)
         name, conv = f"{published}conv2d{number + 1}", f"encoder.convs.{number}"
         rules += [Rule(f"{name}.weight", f"{conv}.weight", shape=shape), Rule(f"{name}.bias", f"{conv}.bias")]
-    for index, name in enumerate("qkv"):
-        span = (index * width, (index + 1) * width)
-        rules += [
-            Rule(f"{block}self_attn.{name}_proj.{kind}", f"{ours}qkv.{kind}", rows=span) for kind in ("weight", "bias")
-        ]
     return [
         *rules,
+        *qkv_rules(f"{block}self_attn.", f"{ours}qkv", (width, width, width)),
         Rule(f"{published}conv_out.weight", "encoder.conv_out.weight"),
-        Rule(f"{block}self_attn.out_proj.{{rest}}", f"{ours}out.{{rest}}"),
-        Rule(f"{block}self_attn_layer_norm.{{rest}}", f"{ours}attention_norm.{{rest}}"),
-        Rule(f"{block}final_layer_norm.{{rest}}", f"{ours}mlp_norm.{{rest}}"),
-        Rule(f"{block}fc1.{{rest}}", f"{ours}mlp.fc1.{{rest}}"),
-        Rule(f"{block}fc2.{{rest}}", f"{ours}mlp.fc2.{{rest}}"),
-        Rule(f"{published}ln_post.{{rest}}", "encoder.norm.{rest}"),
-        Rule(f"{published}proj1.{{rest}}", "encoder.projector.fc1.{rest}"),
-        Rule(f"{published}proj2.{{rest}}", "encoder.projector.fc2.{rest}"),
+        *renamed(block, ours, {"self_attn.out_proj": "out", "self_attn_layer_norm": "attention_norm"}),
+        *renamed(block, ours, {"final_layer_norm": "mlp_norm", "fc1": "mlp.fc1", "fc2": "mlp.fc2"}),
+        *renamed(published, "encoder.", {"ln_post": "norm", "proj1": "projector.fc1", "proj2": "projector.fc2"}),
     ]

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 import numpy as np
 from PIL import Image
 
-from models.checkpoints.published import read_optional_json
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import (
     ChatMessage,
@@ -27,10 +26,10 @@ from models.interfaces.resizing import FrameResizer
 from models.qwen3_asr.config import SAMPLE_RATE, Qwen3ASRConfig, load_config
 from models.qwen3_asr.items import audio_item, quiet_pieces
 from models.qwen3_asr.transcript import LANGUAGES, TEXT_TAG, joined, language_name, read_transcript
-from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
+from models.text.chat_template import ChatTemplate, escape_with, template_turn, unused_character
 from models.text.placeholders import check_length, expand, repeated, tokenized_chat
-from models.text.processor import TextProcessor
-from models.text.tokenizer import Tokenizer, load_tokenizer
+from models.text.processor import TextProcessor, load_text
+from models.text.tokenizer import Tokenizer
 
 _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 _GREEDY = {"temperature": 0.0}
@@ -151,9 +150,4 @@ def _refuse(field: str) -> NoReturn:
 def load_processor(directory: Path) -> Qwen3ASRProcessor:
     """Reads config.json, the feature extractor's settings, generation_config.json, the tokenizer and the chat
     template."""
-    return Qwen3ASRProcessor(
-        load_config(directory),
-        load_tokenizer(directory),
-        load_chat_template(directory),
-        read_optional_json(directory, "generation_config.json"),
-    )
+    return Qwen3ASRProcessor(load_config(directory), *load_text(directory))

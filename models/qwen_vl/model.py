@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import torch
-
-from models.checkpoints.chat_model import VisionChatModel, load_chat_model
-from models.checkpoints.checkpoint import LoadFormat, Quantization
+from models.checkpoints.chat_model import VisionChatModel, load_chat_model, loader
+from models.checkpoints.checkpoint import Source
 from models.checkpoints.tied_head import with_the_files_head
-from models.interfaces.rule import Rule
+from models.interfaces.rule import Rule, renamed
 from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
 from models.qwen_vl.config import VisionConfig, load_config
 from models.qwen_vl.vision import Qwen2VLEncoder
@@ -19,23 +15,19 @@ ALIASES = (
     ("model.language_model.", "model."),
 )
 """Names of parameters in transformers 5, which some tools save unchanged."""
+BLOCK_NAMES = {"norm1": "attention_norm", "norm2": "mlp_norm", "attn.qkv": "qkv", "attn.proj": "out"}
+"""Modules of a tower's block: published, and ours."""
 
 
-def load_model(
-    directory: Path,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    load_format: LoadFormat = "published",
-    quantization: Quantization = "none",
-) -> VisionChatModel[Qwen2VLEncoder, CausalDecoder]:
-    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
-    config = load_config(directory)
+@loader
+def load_model(source: Source) -> VisionChatModel[Qwen2VLEncoder, CausalDecoder]:
+    config = load_config(source.directory)
     decoder = DecoderConfig.from_published(config.text, qkv_bias=True)
-    decoder = with_the_files_head(decoder, directory, device, load_format)
+    decoder = with_the_files_head(decoder, source)
     return load_chat_model(
+        source,
         lambda: (Qwen2VLEncoder(config.vision, config.images), CausalDecoder(decoder)),
         [*vision_rules(config.vision), *decoder_rules(decoder)],
-        *(directory, device, dtype, load_format, quantization),
         aliases=ALIASES,
         ignore=["visual.rotary_pos_emb.inv_freq", *decoder_ignored(decoder)],
     )
@@ -47,18 +39,12 @@ def vision_rules(config: VisionConfig) -> list[Rule]:
 
 def shared_rules(config: VisionConfig) -> list[Rule]:
     """Those of the tower and merger but the MLPs of the blocks, which Qwen2.5-VL's have, too."""
-    published, ours = "visual.blocks.{i}.", "encoder.blocks.{i}."
     return [
         Rule(
             "visual.patch_embed.proj.weight",
             "encoder.patch_embed.weight",
             shape=(config.hidden_size, *config.patch_shape),
         ),
-        Rule(f"{published}norm1.{{rest}}", f"{ours}attention_norm.{{rest}}"),
-        Rule(f"{published}norm2.{{rest}}", f"{ours}mlp_norm.{{rest}}"),
-        Rule(f"{published}attn.qkv.{{rest}}", f"{ours}qkv.{{rest}}"),
-        Rule(f"{published}attn.proj.{{rest}}", f"{ours}out.{{rest}}"),
-        Rule("visual.merger.ln_q.{rest}", "encoder.merger.norm.{rest}"),
-        Rule("visual.merger.mlp.0.{rest}", "encoder.merger.mlp.fc1.{rest}"),
-        Rule("visual.merger.mlp.2.{rest}", "encoder.merger.mlp.fc2.{rest}"),
+        *renamed("visual.blocks.{i}.", "encoder.blocks.{i}.", BLOCK_NAMES),
+        *renamed("visual.merger.", "encoder.merger.", {"ln_q": "norm", "mlp.0": "mlp.fc1", "mlp.2": "mlp.fc2"}),
     ]

@@ -10,15 +10,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.checkpoints.published import read_optional_json
 from models.interfaces.errors import CheckpointError, InputError, PromptTooLong
 from models.interfaces.media import (
-    ChatMessage,
     MediaItem,
-    MediaKind,
     Prompt,
     TokenizedChat,
-    Tool,
     VideoFrames,
     VideoMetadata,
 )
@@ -27,11 +23,10 @@ from models.qwen_vl.config import Qwen2VLConfig, load_config
 from models.qwen_vl.items import grid_of, picture_size, vision_item
 from models.qwen_vl.pictures import DEFAULT_FPS, VideoLimits, official_video_limits, sample_frames, smart_resize
 from models.qwen_vl.positions import frame_pair_seconds, mrope_positions, time_positions
-from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
-from models.text.placeholders import check_length, expand, repeated, tokenized_chat
-from models.text.processor import TextProcessor
-from models.text.tokenizer import Tokenizer, load_tokenizer
-from models.text.tools import escaped_tools, prompt_texts
+from models.text.chat_template import ChatTemplate
+from models.text.placeholders import check_length, expand, repeated
+from models.text.processor import TextProcessor, load_text
+from models.text.tokenizer import Tokenizer
 
 _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 
@@ -42,8 +37,6 @@ class Qwen2VLProcessor(TextProcessor):
     models/qwen_vl/items.py describes the items. If positions encode time (tokens_per_second), a video also has the
     array time_positions int32 [t].
     """
-
-    reasoning_markers = None
 
     def __init__(
         self,
@@ -62,8 +55,8 @@ class Qwen2VLProcessor(TextProcessor):
         self.tokens_per_second = tokens_per_second
         self._settings = repr((config.vision, config.images, video_limits)).encode()
         self._placeholders = {"image": config.image_token_id, "video": config.video_token_id}
-        unknown = set(self._placeholders.values()) - set(tokenizer.special_ids.values())
-        if unknown:
+        self.placeholder_ids = frozenset(self._placeholders.values())
+        if unknown := set(self.placeholder_ids - set(tokenizer.special_ids.values())):
             raise CheckpointError(f"config.json: image_token_id or video_token_id {unknown} not in tokenizer.json")
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
@@ -96,25 +89,11 @@ class Qwen2VLProcessor(TextProcessor):
         times = time_positions(seconds, self.tokens_per_second)
         return replace(item, arrays={**item.arrays, "time_positions": times})
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[ChatMessage],
-        kinds: Sequence[MediaKind],
-        *,
-        options: Mapping[str, Any],
-        tools: Sequence[Tool] = (),
-    ) -> TokenizedChat:
+    def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """options: with add_vision_id the chat template numbers the pictures and videos ("Picture 1: ")."""
         if options.get("enable_thinking"):
             raise InputError("enable_thinking", "the model has no reasoning mode")
-        escape = unused_character(prompt_texts(messages, tools))
-        escaped = escape_with(escape, self.tokenizer.escape)
-        rendered = self.template.render(
-            [template_turn(message, kinds.__getitem__, escaped) for message in messages],
-            tools=escaped_tools(tools, escaped),
-            add_vision_id=bool(options.get("add_vision_id", False)),
-        )
-        return tokenized_chat(self.tokenizer.encode(rendered, escape), messages, set(self._placeholders.values()))
+        return {"add_vision_id": bool(options.get("add_vision_id", False))}
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """Repeats each placeholder for the embedding rows of its item, and computes M-RoPE positions."""
@@ -169,9 +148,7 @@ def processor_of(
         video_limits = official_video_limits(config.images.max_pixels, context_length, config.vision.factor)
     return Qwen2VLProcessor(
         config,
-        load_tokenizer(directory),
-        load_chat_template(directory),
-        read_optional_json(directory, "generation_config.json"),
+        *load_text(directory),
         video_limits,
         tokens_per_second=tokens_per_second,
     )

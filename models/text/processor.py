@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from models.checkpoints.published import sampling_defaults, stop_token_ids
-from models.interfaces.errors import CheckpointError
+from models.checkpoints.published import read_optional_json, sampling_defaults, stop_token_ids
+from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.media import ChatMessage, MediaKind, TokenizedChat, Tool
 from models.interfaces.processor import AudioInput, ChatProcessor
-from models.text.chat_template import ChatTemplate, unused_character
-from models.text.tokenizer import Tokenizer
+from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
+from models.text.placeholders import tokenized_chat
+from models.text.tokenizer import PromptTokenizer, Tokenizer, load_tokenizer
+from models.text.tools import Escape, Turn, escaped_tools, prompt_texts
 
 
 class TextProcessor:
-    """Base of models.interfaces.processor.ChatProcessor for families with a tokenizer.json.
+    """Base of every family's models.interfaces.processor.ChatProcessor.
 
     text: the language model's configuration. stop_tokens: the family's, beside those that the files name. recommended:
         sampling for a generation_config.json that names none.
     """
 
+    reasoning_markers: tuple[str, str] | None = None
     template_options: frozenset[str] = frozenset()
     audio: AudioInput | None = None
     modes: Mapping[str, ChatProcessor] = {}
+    placeholder_ids: frozenset[int]
+    """Ids that the template makes of items."""
 
     def __init__(
         self,
         text: Mapping[str, Any],
-        tokenizer: Tokenizer,
+        tokenizer: PromptTokenizer,
         template: ChatTemplate,
         generation: Mapping[str, Any],
         stop_tokens: Sequence[str],
@@ -54,3 +61,38 @@ class TextProcessor:
 
     def tokenizer_json(self, special_ids: Collection[int]) -> str | None:
         return self.tokenizer.without_specials(special_ids)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[ChatMessage],
+        kinds: Sequence[MediaKind],
+        *,
+        options: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
+    ) -> TokenizedChat:
+        given = self.template_arguments(options)
+        escape = unused_character(prompt_texts(messages, tools))
+        escaped = escape_with(escape, self.tokenizer.escape)
+        turns = [self.template_turn(message, kinds, escaped) for message in messages]
+        rendered = self.template.render(turns, tools=escaped_tools(tools, escaped), **given)
+        return self.template_chat(self.tokenizer.encode(rendered, escape), messages)
+
+    def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """What the template is given for the options of a request. Raises InputError for one that the model lacks."""
+        if options.get("enable_thinking") and self.reasoning_markers is None:
+            raise InputError("enable_thinking", "this checkpoint has no reasoning mode")
+        return {name: value for name, value in options.items() if name in self.template_options}
+
+    def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
+        """What the template is given for a message. kinds: of the items that the messages name."""
+        return template_turn(message, kinds.__getitem__, escaped)
+
+    def template_chat(self, token_ids: Sequence[int], messages: Sequence[ChatMessage]) -> TokenizedChat:
+        """The chat of these ids of a rendered template."""
+        return tokenized_chat(token_ids, messages, self.placeholder_ids)
+
+
+def load_text(directory: Path, *, spoken: Collection[str] = ()) -> tuple[Tokenizer, ChatTemplate, Mapping[str, Any]]:
+    """The tokenizer, the chat template and generation_config.json of a checkpoint. spoken: as Tokenizer takes it."""
+    tokenizer = load_tokenizer(directory, spoken=frozenset(spoken))
+    return tokenizer, load_chat_template(directory), read_optional_json(directory, "generation_config.json")

@@ -19,7 +19,6 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from models.checkpoints.published import read_json, read_optional_json
 from models.interfaces.errors import CheckpointError
-from models.text.byte_level import byte_alphabet
 from models.text.recent_texts import RecentTexts
 from models.text.vocabulary_files import tokenizer_of_vocabulary
 
@@ -28,6 +27,14 @@ from models.text.vocabulary_files import tokenizer_of_vocabulary
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def byte_alphabet() -> list[str]:
+    """The alphabet of byte-level tokenizers, as GPT-2's published encoder.py makes it: a printable character for each
+    of the 256 bytes, its Latin-1 character or the next one from U+0100 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(value if value in printable else next(others)) for value in range(256)]
 
 
 class SpecialTokens:
@@ -61,30 +68,15 @@ class SpecialTokens:
         return ids + encode_plain(text[end:].replace(escape, ""))
 
 
-class Tokenizer:
-    """Text to ids and ids to bytes. special_ids: added tokens by string; vocab_size: one more than the largest id."""
+class PromptTokenizer:
+    """Text to ids and ids to bytes, from files of any kind. special_ids: special tokens by string; vocab_size: one more
+    than the largest id."""
 
-    def __init__(self, published: dict[str, Any], *, spoken: frozenset[str] = frozenset()) -> None:
-        """published: the parsed tokenizer.json. spoken: special tokens that decode keeps as text.
+    vocab_size: int
 
-        Raises CheckpointError for a tokenizer.json that cannot be read.
-        """
-        # Programs that train leave their truncation and padding in the file; transformers does not apply them either.
-        published = {**published, "truncation": None, "padding": None}
-        added = published.get("added_tokens", [])
-        _check_supported(published)
-        self.special_ids: dict[str, int] = {token["content"]: token["id"] for token in added}
-        self._silent = {token["id"] for token in added if token["special"] and token["content"] not in spoken}
-        self._plain = fast_tokenizer({**published, "added_tokens": [], "post_processor": None})
-        self.vocab_size = 1 + max([*self._plain.get_vocab().values(), *self.special_ids.values()])
-        self._opening = _opening_ids(published)
-        self._names = {token["id"]: token["content"] for token in added}
-        self._byte_values: dict[str, int] | None = None
-        if _is_byte_level(published.get("decoder") or {}):
-            self._byte_values = {character: value for value, character in enumerate(byte_alphabet())}
-        self._bytes = cache(self._bytes_of)
-        lstrip, rstrip = ([token["content"] for token in added if token.get(flag)] for flag in ("lstrip", "rstrip"))
-        self._special = SpecialTokens(self.special_ids, lstrip=lstrip, rstrip=rstrip)
+    def __init__(self, special: SpecialTokens) -> None:
+        self.special_ids = special.ids
+        self._special = special
         self._recent = RecentTexts(self._encoded)
 
     def encode_plain(self, text: str) -> list[int]:
@@ -96,19 +88,60 @@ class Tokenizer:
         return self._special.escape(text, escape)
 
     def encode(self, text: str, escape: str) -> list[int]:
-        """Ids of a whole prompt: special tokens where they stand, escaped ones as plain text; one opening token."""
-        ids = self._special.encode(text, escape, self.encode_plain)
-        return ids if ids[: len(self._opening)] == self._opening else [*self._opening, *ids]
+        """Ids of a whole prompt: special tokens where they stand, escaped ones as plain text."""
+        return self._special.encode(text, escape, self.encode_plain)
 
     def decode(self, token_ids: Sequence[int]) -> bytes:
-        """Bytes of the ids, those of special tokens left out except for `spoken` ones. The ids may be split anywhere:
-        the bytes of the parts join."""
-        return b"".join(map(self._bytes, token_ids))
+        """Bytes of the ids, those of special tokens left out. The ids may be split anywhere: the bytes of the parts
+        join."""
+        raise NotImplementedError
 
     def without_specials(self, special_ids: Collection[int]) -> str | None:
         """A tokenizer.json for libraries that read it by themselves: texts and ids are those of encode_plain, and
         `special_ids`, unused ones among them, are special tokens whose names no text holds. None for vocabularies that
-        are not byte-level, which such libraries read in ways of their own."""
+        such libraries read in ways of their own."""
+        return None
+
+    def _encoded(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+
+class Tokenizer(PromptTokenizer):
+    """That of a tokenizer.json. special_ids: its added tokens."""
+
+    def __init__(self, published: dict[str, Any], *, spoken: frozenset[str] = frozenset()) -> None:
+        """published: the parsed tokenizer.json. spoken: special tokens that decode keeps as text.
+
+        Raises CheckpointError for a tokenizer.json that cannot be read.
+        """
+        # Programs that train leave their truncation and padding in the file; transformers does not apply them either.
+        published = {**published, "truncation": None, "padding": None}
+        added = published.get("added_tokens", [])
+        _check_supported(published)
+        lstrip, rstrip = ([token["content"] for token in added if token.get(flag)] for flag in ("lstrip", "rstrip"))
+        special_ids = {token["content"]: token["id"] for token in added}
+        super().__init__(SpecialTokens(special_ids, lstrip=lstrip, rstrip=rstrip))
+        self._silent = {token["id"] for token in added if token["special"] and token["content"] not in spoken}
+        self._plain = fast_tokenizer({**published, "added_tokens": [], "post_processor": None})
+        self.vocab_size = 1 + max([*self._plain.get_vocab().values(), *self.special_ids.values()])
+        self._opening = _opening_ids(published)
+        self._names = {token["id"]: token["content"] for token in added}
+        self._byte_values: dict[str, int] | None = None
+        if _is_byte_level(published.get("decoder") or {}):
+            self._byte_values = {character: value for value, character in enumerate(byte_alphabet())}
+        self._bytes = cache(self._bytes_of)
+
+    def encode(self, text: str, escape: str) -> list[int]:
+        """With one opening token."""
+        ids = super().encode(text, escape)
+        return ids if ids[: len(self._opening)] == self._opening else [*self._opening, *ids]
+
+    def decode(self, token_ids: Sequence[int]) -> bytes:
+        """With the bytes of `spoken` special tokens."""
+        return b"".join(map(self._bytes, token_ids))
+
+    def without_specials(self, special_ids: Collection[int]) -> str | None:
+        """None for vocabularies that are not byte-level."""
         if self._byte_values is None:
             return None
         published = json.loads(self._plain.to_str())

@@ -19,7 +19,7 @@ from service.api.http.admission import Admission, Turns
 from service.api.http.errors import ENGINE_RETRY_AFTER, ApiError, FieldWarnings, shutting_down, unread_fields
 from service.api.http.json_body import parse
 from service.api.http.middleware import RequestRecord
-from service.api.http.openapi import JSON, WORK_ERRORS, operation
+from service.api.http.openapi import JSON, WORK_ERRORS, json_response, operation
 from service.api.spoken_text.lexicon import Lexicon
 from service.api.structured.grammar import GrammarChecks
 from service.api.tracing import Tracing
@@ -198,9 +198,7 @@ def post(
             context = context_of(request)
             context.require_ready()
             answered = await endpoint(request, context, await context.read_json(request, body))
-            return (
-                answered if isinstance(answered, Response) else Response(msgspec.json.encode(answered), media_type=JSON)
-            )
+            return answered if isinstance(answered, Response) else json_response(answered)
 
         content = {JSON: answer} if isinstance(answer, type) else answer
         described = operation(summary, content, events=events, errors=WORK_ERRORS, body={JSON: body})

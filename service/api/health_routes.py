@@ -12,7 +12,7 @@ from starlette.responses import Response
 from service.api.context import ServerContext, context_of
 from service.api.engines.engines import Engines
 from service.api.http.errors import ApiError
-from service.api.http.openapi import JSON, get, operation
+from service.api.http.openapi import JSON, get, json_response
 from service.hub.catalog import DEMO_NOTICES, HostedModel, Task
 from service.metrics.metrics import CONTENT_TYPE
 from service.system.packages import server_version
@@ -82,30 +82,22 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
-def _json(payload: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(payload), status, headers, media_type=JSON)
-
-
-@get(router, "/v1/models", openapi_extra=operation("List the served models.", {JSON: ModelList}))
+@get(router, "/v1/models", "List the served models.", {JSON: ModelList})
 async def list_models(request: Request) -> Response:
     context = context_of(request)
-    return _json(ModelList([_card(context, model, name) for model in context.catalog.models for name in model.names]))
+    return json_response(
+        ModelList([_card(context, model, name) for model in context.catalog.models for name in model.names])
+    )
 
 
-@get(
-    router, "/v1/models/{name:path}", openapi_extra=operation("One served model.", {JSON: ModelCard}, errors=(401, 404))
-)
+@get(router, "/v1/models/{name:path}", "One served model.", {JSON: ModelCard}, errors=(401, 404))
 async def get_model(request: Request, name: str) -> Response:
     context = context_of(request)
     model = context.catalog.get(name)
     if model is None:
-        raise ApiError(
-            404,
-            "No model of this name is served; GET /v1/models lists the names.",
-            param="model",
-            code="model_not_found",
-        )
-    return _json(_card(context, model, name))
+        message = "No model of this name is served; GET /v1/models lists the names."
+        raise ApiError(404, message, param="model", code="model_not_found")
+    return json_response(_card(context, model, name))
 
 
 def _card(context: ServerContext, model: HostedModel, name: str) -> ModelCard:
@@ -136,25 +128,22 @@ def _architecture(context: ServerContext, model: HostedModel) -> Architecture:
     )
 
 
-@get(
-    router,
-    "/health",
-    openapi_extra=operation("Liveness: is the engine alive?", {JSON: Health}, errors=(), statuses={503: Health}),
-)
+@get(router, "/health", "Liveness: is the engine alive?", {JSON: Health}, errors=(), statuses={503: Health})
 async def health(request: Request) -> Response:
     context = context_of(request)
     engine = context.engine
     status: Literal["ok", "engine_down"] = "ok" if engine.alive else "engine_down"
     answer = Health(status, engine.phase, engine.restarts, _background(context), _phases(engine))
-    return _json(answer, *((200, {}) if engine.alive else (503, RETRY)))
+    return json_response(answer, *((200, {}) if engine.alive else (503, RETRY)))
 
 
 @get(
     router,
     "/ready",
-    openapi_extra=operation(
-        "Readiness: does the server accept requests?", {JSON: Readiness}, errors=(), statuses={503: Readiness}
-    ),
+    "Readiness: does the server accept requests?",
+    {JSON: Readiness},
+    errors=(),
+    statuses={503: Readiness},
 )
 async def ready(request: Request) -> Response:
     context = context_of(request)
@@ -162,7 +151,7 @@ async def ready(request: Request) -> Response:
     detail = engine.state.detail if engine.state is not None else ""
     status: Literal["ready", "not_ready"] = "ready" if context.ready else "not_ready"
     answer = Readiness(status, engine.phase, detail, context.draining, _background(context), _phases(engine))
-    return _json(answer, *((200, {}) if context.ready else (503, RETRY)))
+    return json_response(answer, *((200, {}) if context.ready else (503, RETRY)))
 
 
 def _background(context: ServerContext) -> Background:
@@ -173,7 +162,7 @@ def _phases(engine: Engines) -> list[str] | UnsetType:
     return [client.phase for client in engine.clients] if len(engine.clients) > 1 else UNSET
 
 
-@get(router, "/metrics", openapi_extra=operation("Metrics in Prometheus's text format.", {"text/plain": None}))
+@get(router, "/metrics", "Metrics in Prometheus's text format.", {"text/plain": None})
 async def metrics(request: Request) -> Response:
     context = context_of(request)
     observe_life(context)
@@ -181,13 +170,9 @@ async def metrics(request: Request) -> Response:
     return Response(page, headers={"content-type": CONTENT_TYPE})
 
 
-@get(
-    router,
-    "/metrics/history",
-    openapi_extra=operation("What the page shows of the last five minutes.", {JSON: None}),
-)
+@get(router, "/metrics/history", "What the page shows of the last five minutes.", {JSON: None})
 async def metrics_history(request: Request) -> Response:
-    return Response(msgspec.json.encode(context_of(request).history.readings), media_type=JSON)
+    return json_response(context_of(request).history.readings)
 
 
 def observe_life(context: ServerContext) -> None:
@@ -197,6 +182,6 @@ def observe_life(context: ServerContext) -> None:
     context.metrics.observe("built_in_voices_left", context.voices_left)
 
 
-@get(router, "/version", openapi_extra=operation("The server's version.", {JSON: Version}))
+@get(router, "/version", "The server's version.", {JSON: Version})
 async def get_version() -> Response:
-    return _json(Version(server_version()))
+    return json_response(Version(server_version()))

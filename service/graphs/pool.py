@@ -97,11 +97,6 @@ def peak_memory(run: Callable[[], object], device: torch.device) -> PeakMemory:
     return PeakMemory(num_bytes, tuple(added))
 
 
-def segments_of(pool: tuple[int, int]) -> list[Segment]:
-    """The segments of a graph's memory pool."""
-    return list(_segments(pool).values())
-
-
 def _segments(pool: tuple[int, int]) -> dict[int, Segment]:
     """By address; a process uses one GPU. CUDA's own allocator (backend:cudaMallocAsync) tells none."""
     found = torch.cuda.memory_snapshot() if torch.cuda.get_allocator_backend() == "native" else []
@@ -360,7 +355,7 @@ class GraphPool:
         if self.num_bytes + more > self.limit_bytes:
             # Then it may still fit into what the pool holds for other graphs.
             pool = self._pools.get(torch.cuda.current_stream(self.device))
-            more = peak_memory(run, self.device).beyond(segments_of(pool) if pool else ())
+            more = peak_memory(run, self.device).beyond(_segments(pool).values() if pool else ())
         if self.num_bytes + more > self.limit_bytes:
             raise CaptureError(
                 f"the graph takes up to {more} bytes, and {self.num_bytes} of the limit of {self.limit_bytes} are used",

@@ -134,7 +134,7 @@ class Stop(Struct, frozen=True):
 
 
 class Attach(Struct, frozen=True):
-    """The sender wants the engine's state from now on. Handled by the shared channel (shared.py), not by the engine."""
+    """The sender wants the engine's state from now on. Handled by process.py, not by the engine."""
 
 
 class Detach(Struct, frozen=True):

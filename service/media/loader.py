@@ -235,9 +235,6 @@ async def decode_audio(
 
 T = TypeVar("T")
 
-Charge = Callable[[int], None]
-Reserve = Callable[[int], Awaitable[None]]
-
 FRAME_LIST = "video/jpeg"
 FETCH_SECONDS = 10.0
 """For one URL, including redirects."""
@@ -246,15 +243,29 @@ SMALL_PAYLOAD = 1 << 16
 
 
 class NoRoom(InputError):
-    """Raised by `charge` where the bytes have to wait. turn: waits until they are charged."""
+    """Raised by Room.take where the bytes have to wait. turn: waits until they are charged."""
 
     def __init__(self, turn: Callable[[], Awaitable[None]]) -> None:
         super().__init__("", "no room to decode it now")
         self.turn = turn
 
 
-async def no_wait(size: int) -> None:
-    """Reserve nothing."""
+class Room:
+    """What the bytes of one picture, video or audio are charged to; here nothing."""
+
+    def take(self, size: int) -> None:
+        """Called with the bytes that decoding takes (for a video those of its resized frames and a few full ones)
+        before it begins, in the thread that will decode them. It may raise InputError; after NoRoom, which leaves the
+        thread to others meanwhile, it is called again."""
+
+    async def reserve(self, size: int) -> None:
+        """Awaited with the most bytes that a remote URL may have, before it is fetched."""
+
+    def fetched(self, size: int) -> None:
+        """Called with those that it had, which are held until the loader's method returns."""
+
+
+UNLIMITED = Room()
 
 
 def is_frame_list(url: str) -> bool:
@@ -317,11 +328,7 @@ class MediaLoader:
     prepare: turns a decoded picture, or a video of resized frames, into what is kept of it. For a picture it runs in
         the thread that decoded it, and also gets the source_digest of the encoded bytes. At most `image_threads`
         pictures wait for that at full size.
-    charge: called with the bytes that decoding takes (for a video those of its resized frames and a few full ones)
-        before it begins, in the thread that will decode them. It may raise InputError; after NoRoom, which leaves the
-        thread to others meanwhile, it is called again.
-    reserve: awaited with the most bytes that a remote URL may have, before it is fetched.
-    fetched: called with those that it had, which are held until the method returns.
+    room: what the bytes are charged to.
     """
 
     def __init__(
@@ -355,20 +362,18 @@ class MediaLoader:
         *,
         field: str,
         budget: MediaBudget,
-        charge: Charge = lambda size: None,
-        reserve: Reserve = no_wait,
-        fetched: Charge = lambda size: None,
+        room: Room = UNLIMITED,
     ) -> T:
         budget.take_item(field)
         limits, counted = self._limits.image, False
-        data = await self._read(url, field, limits.max_bytes, budget, reserve, fetched)
+        data = await self._read(url, field, limits.max_bytes, budget, room)
 
         def admit(width: int, height: int, size: int) -> None:
             nonlocal counted
             if not counted:
                 budget.take_pixels(width * height, field)
             counted = True
-            charge(size)
+            room.take(size)
 
         def prepared(decode: Callable[..., Image.Image]) -> T:
             return prepare(decode(data, field=field, limits=limits, admit=admit), source_digest(data))
@@ -387,9 +392,7 @@ class MediaLoader:
         frame_list_times: Sequence[float] | None = None,
         field: str,
         budget: MediaBudget,
-        charge: Charge = lambda size: None,
-        reserve: Reserve = no_wait,
-        fetched: Charge = lambda size: None,
+        room: Room = UNLIMITED,
     ) -> T:
         """A video file, or a list of frames (is_frame_list) at `frame_list_fps` or seen at `frame_list_times`."""
         budget.take_item(field)
@@ -417,18 +420,18 @@ class MediaLoader:
                     images=self._limits.image,
                     limits=limits,
                     decode=decode,
-                    charge=charge,
+                    charge=room.take,
                 )
 
             async def prepared_list() -> T:
                 return await prepare(await self._with_decoder(decode_list, field))
 
             return await _in_turn(self._videos, budget.client, prepared_list)
-        data = await self._read(url, field, limits.max_bytes, budget, reserve, fetched)
+        data = await self._read(url, field, limits.max_bytes, budget, room)
 
         async def prepared() -> T:
             video = await decode_video(
-                self._pool, data, choose_within_budget, field=field, limits=limits, charge=charge
+                self._pool, data, choose_within_budget, field=field, limits=limits, charge=room.take
             )
             return await prepare(video)
 
@@ -441,13 +444,12 @@ class MediaLoader:
         sample_rate: int,
         field: str,
         client: str = "",
-        reserve: Reserve = no_wait,
-        fetched: Charge = lambda size: None,
+        room: Room = UNLIMITED,
         recording: bool = False,
     ) -> np.ndarray:
         """Audio at a URL -> mono float32 [n] at `sample_rate`. recording: as of AudioLimits."""
         budget, limits = self.budget(client), self._limits.recording if recording else self._limits.audio
-        data = await self._read(url, field, limits.max_bytes, budget, reserve, fetched)
+        data = await self._read(url, field, limits.max_bytes, budget, room)
         return await self.audio_file(data, sample_rate=sample_rate, field=field, client=client, recording=recording)
 
     async def audio_file(
@@ -464,27 +466,19 @@ class MediaLoader:
             await asyncio.to_thread(self._image_pool.close)
         await self._fetcher.close()
 
-    async def _read(
-        self,
-        url: str,
-        field: str,
-        max_bytes: int,
-        budget: MediaBudget,
-        reserve: Reserve,
-        fetched: Charge,
-    ) -> bytes:
+    async def _read(self, url: str, field: str, max_bytes: int, budget: MediaBudget, room: Room) -> bytes:
         began = time.monotonic()
         if is_data_url(url):
             payload = payload_of(url, field=field)
             budget.take_bytes(len(payload) // 4 * 3, field)
             data = await self._decoded(payload, field, max_bytes)
         else:
-            await reserve(max_bytes)
+            await room.reserve(max_bytes)
             admit = partial(budget.take_bytes, field=field)
             data = await self._fetcher.fetch(
                 url, field=field, max_bytes=max_bytes, seconds=FETCH_SECONDS, client=budget.client, admit=admit
             )
-            fetched(len(data))
+            room.fetched(len(data))
         self._on_read("data" if is_data_url(url) else "remote", time.monotonic() - began)
         return data
 
@@ -511,7 +505,7 @@ class MediaLoader:
 
 
 async def _in_turn(decoders: FairSemaphore, client: str, decode: Callable[[], Awaitable[T]]) -> T:
-    """Decode when a decoder is free and `charge` has room. Requests that wait for room leave it to others."""
+    """Decode when a decoder is free and there is room. Requests that wait for room leave it to others."""
     while True:
         try:
             async with decoders.acquire(client):

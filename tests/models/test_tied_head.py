@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from models.checkpoints.checkpoint import Source
 from models.checkpoints.tied_head import with_the_files_head
 from models.interfaces.errors import CheckpointError
 from models.layers.block import BlockConfig
@@ -21,7 +22,7 @@ NAMES = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight"
 
 
 def loaded(directory: Path, decoder: DecoderConfig = TIED, device: str = "cpu") -> bool:
-    return with_the_files_head(decoder, directory, device, "published").tied
+    return with_the_files_head(decoder, Source(directory, torch.device(device), torch.float32)).tied
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -36,7 +37,7 @@ def test_a_head_of_other_values_is_not_tied(tmp_path: Path, name: str) -> None:
     save_file({"lm_head.weight": other}, tmp_path / "b.safetensors")
     assert not loaded(tmp_path)
     assert loaded(tmp_path, device="meta")
-    assert with_the_files_head(TIED, tmp_path, "cpu", "random").tied
+    assert with_the_files_head(TIED, Source(tmp_path, torch.device("cpu"), torch.float32, "random")).tied
     assert not loaded(tmp_path, replace(TIED, tied=False))
 
 

@@ -173,8 +173,8 @@ FAMILIES = [
 @pytest.mark.parametrize(("family", "load"), FAMILIES)
 def test_every_family_writes_tools_and_escapes_what_they_hold(family: str, load: Any) -> None:
     processor = load(Path(GOLDEN) / family)
-    names = list(getattr(processor.tokenizer, "special_ids", None) or processor.tokenizer.special_tokens)
-    special = set((getattr(processor.tokenizer, "special_ids", None) or processor.tokenizer.special_tokens).values())
+    names = list(processor.tokenizer.special_ids)
+    special = set(processor.tokenizer.special_ids.values())
 
     def counted(text: str) -> list[int]:
         talk = (

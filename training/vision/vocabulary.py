@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from models.text.byte_level import byte_alphabet
+from models.text.tokenizer import byte_alphabet
 from training.vision import conversations, questions, wordings
 from training.vision.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, plural
 

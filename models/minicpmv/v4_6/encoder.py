@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
-from models.interfaces.rule import Rule
+from models.interfaces.rule import Rule, qkv_rules, renamed
 from models.layers.mlp import MLP, Activation
 from models.layers.packed import WINDOW, byte_lookup, layer_norm, window_attention
 from models.layers.tower import TowerBlock, run_tower
@@ -203,24 +203,16 @@ def _position_ids(rows: int, columns: int, side: int, merge: int) -> np.ndarray:
     return (row[:, None] * side + column).ravel()[window_order(rows, columns, merge)].astype(np.int32)
 
 
+_MERGER_NAMES = {"pre_norm": "norm", "linear_1": "mlp.fc1", "linear_2": "mlp.fc2"}
+
+
 def encoder_rules(config: MiniCPMV46Config) -> list[Rule]:
     """Rules for a MiniCPMV46Encoder named "encoder"."""
     width, published, ours = config.vision.hidden_size, "model.vision_tower.vit_merger.", "encoder.window_merger."
-    fused = [
-        Rule(f"{published}self_attn.{name}_proj.{kind}", f"{ours}qkv.{kind}", rows=(part * width, (part + 1) * width))
-        for part, name in enumerate("qkv")
-        for kind in ("weight", "bias")
-    ]
     return [
         *tower_rules(config.vision, "encoder.tower.", "model.vision_tower."),
-        *_merger_rules("model.merger.mlp.0.", "encoder.merger."),
-        *fused,
-        Rule(f"{published}self_attn.out_proj.{{rest}}", f"{ours}out.{{rest}}"),
-        Rule(f"{published}layer_norm1.{{rest}}", f"{ours}attention_norm.{{rest}}"),
-        *_merger_rules(published, f"{ours}merge."),
+        *renamed("model.merger.mlp.0.", "encoder.merger.", _MERGER_NAMES),
+        *qkv_rules(f"{published}self_attn.", f"{ours}qkv", (width, width, width)),
+        *renamed(published, ours, {"self_attn.out_proj": "out", "layer_norm1": "attention_norm"}),
+        *renamed(published, f"{ours}merge.", _MERGER_NAMES),
     ]
-
-
-def _merger_rules(published: str, ours: str) -> list[Rule]:
-    names = {"pre_norm": "norm", "linear_1": "mlp.fc1", "linear_2": "mlp.fc2"}
-    return [Rule(f"{published}{theirs}.{{rest}}", f"{ours}{name}.{{rest}}") for theirs, name in names.items()]

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import torch
 
-from models.checkpoints.chat_model import VisionChatModel
-from models.checkpoints.checkpoint import LoadFormat, Quantization
+from models.checkpoints.chat_model import VisionChatModel, loader
+from models.checkpoints.checkpoint import Source
 from models.minicpmv.v4_6.config import load_config
 from models.minicpmv.v4_6.encoder import MiniCPMV46Encoder, encoder_rules
 from models.qwen_vl.v3_5.language import HybridDecoder
 from models.qwen_vl.v3_5.model import load_hybrid
 
 
+@loader
 @torch.inference_mode()
-def load_model(
-    directory: Path,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    load_format: LoadFormat = "published",
-    quantization: Quantization = "none",
-) -> VisionChatModel[MiniCPMV46Encoder, HybridDecoder]:
-    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
-    config = load_config(directory)
-    encoder, settings = partial(MiniCPMV46Encoder, config), (directory, device, dtype, load_format, quantization)
-    model = load_hybrid(encoder, encoder_rules(config), config.text, *settings)
+def load_model(source: Source) -> VisionChatModel[MiniCPMV46Encoder, HybridDecoder]:
+    config = load_config(source.directory)
+    model = load_hybrid(source, partial(MiniCPMV46Encoder, config), encoder_rules(config), config.text)
     model.encoder.prepare()
     return model

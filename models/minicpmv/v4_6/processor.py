@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.checkpoints.published import read_optional_json
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import (
     ChatMessage,
@@ -20,7 +19,6 @@ from models.interfaces.media import (
     MediaKind,
     Prompt,
     TokenizedChat,
-    Tool,
     VideoFrames,
     VideoMetadata,
     media_digest,
@@ -30,18 +28,11 @@ from models.minicpmv.slicing import SliceRule, slice_picture
 from models.minicpmv.v4_6.config import MODES, MiniCPMV46Config, load_config
 from models.minicpmv.v4_6.positions import Frame, canvas_positions
 from models.qwen_vl.v3.processor import split_reasoning
-from models.text.chat_template import (
-    ChatTemplate,
-    escape_with,
-    escaped_reasoning,
-    load_chat_template,
-    template_role,
-    unused_character,
-)
-from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
-from models.text.processor import TextProcessor
-from models.text.tokenizer import Tokenizer, load_tokenizer
-from models.text.tools import Escape, Turn, escaped_calls, escaped_tools, prompt_texts
+from models.text.chat_template import ChatTemplate, escaped_reasoning, template_role
+from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated
+from models.text.processor import TextProcessor, load_text
+from models.text.tokenizer import Tokenizer
+from models.text.tools import Escape, Turn, escaped_calls
 
 MAX_VIDEO_EMBEDS = 16_384
 """Tokens of a video. One of so many frames of so many crops that it would take more is read in fewer frames."""
@@ -97,6 +88,7 @@ class MiniCPMV46Processor(TextProcessor):
         self.template_options = frozenset({"enable_thinking"}) & template.variables
         self.reasoning_markers = _REASONING if self.template_options else None
         self._pads = {"image": config.image_token_id, "video": config.video_token_id}
+        self.placeholder_ids = frozenset(self._pads.values())
         names = ("<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>")
         if missing := [name for name in names if name not in tokenizer.special_ids]:
             raise CheckpointError(f"tokenizer.json: no added tokens {', '.join(missing)}")
@@ -150,28 +142,12 @@ class MiniCPMV46Processor(TextProcessor):
         assert isinstance(slicer, FrameSlicer)
         return self._item("video", [one for frame in frames for one in slicer.slices(frame)], slicer.grid)
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[ChatMessage],
-        kinds: Sequence[MediaKind],
-        *,
-        options: Mapping[str, Any],
-        tools: Sequence[Tool] = (),
-    ) -> TokenizedChat:
+    def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
         if options.get("add_vision_id"):
             raise InputError("add_vision_id", "MiniCPM-V numbers pictures by a rule of its own")
-        if options.get("enable_thinking") and self.reasoning_markers is None:
-            raise InputError("enable_thinking", "this checkpoint has no reasoning mode")
-        escape = unused_character(prompt_texts(messages, tools))
-        escaped = escape_with(escape, self.tokenizer.escape)
-        rendered = self.template.render(
-            [self._turn(message, kinds, escaped) for message in messages],
-            tools=escaped_tools(tools, escaped),
-            **{name: value for name, value in options.items() if name in self.template_options},
-        )
-        return tokenized_chat(self.tokenizer.encode(rendered, escape), messages, set(self._pads.values()))
+        return super().template_arguments(options)
 
-    def _turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
+    def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
         """The template joins the parts of a content by line breaks, so texts stay parts."""
         role = template_role(message.role)
         content: list[dict[str, str]] = []
@@ -275,9 +251,4 @@ def sample_frames(metadata: VideoMetadata, *, fps: float | None, max_frames: int
 
 def load_processor(directory: Path) -> MiniCPMV46Processor:
     """Reads config.json, processor_config.json, generation_config.json, tokenizer.json and the chat template."""
-    return MiniCPMV46Processor(
-        load_config(directory),
-        load_tokenizer(directory, spoken=frozenset(_REASONING)),
-        load_chat_template(directory),
-        read_optional_json(directory, "generation_config.json"),
-    )
+    return MiniCPMV46Processor(load_config(directory), *load_text(directory, spoken=_REASONING))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
-from models.checkpoints.chat_model import VisionChatModel, load_chat_model
-from models.checkpoints.checkpoint import LoadFormat, Quantization
+from models.checkpoints.chat_model import VisionChatModel, load_chat_model, loader
+from models.checkpoints.checkpoint import Source
 from models.checkpoints.tied_head import with_the_files_head
 from models.interfaces.errors import CheckpointError
 from models.interfaces.rule import Rule
@@ -18,24 +16,18 @@ from models.qwen_vl.v2_5.config import load_config
 from models.qwen_vl.v2_5.vision import Qwen25VLEncoder
 
 
-def load_model(
-    directory: Path,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    load_format: LoadFormat = "published",
-    quantization: Quantization = "none",
-) -> VisionChatModel[Qwen25VLEncoder, CausalDecoder]:
-    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
-    if dtype == torch.float16:
+@loader
+def load_model(source: Source) -> VisionChatModel[Qwen25VLEncoder, CausalDecoder]:
+    if source.dtype == torch.float16:
         # The last block's MLP has inputs beyond 4000 and sums beyond 65504.
-        raise CheckpointError(f"{directory}: the vision tower overflows in float16; use bfloat16 or float32")
-    config = load_config(directory)
+        raise CheckpointError(f"{source.directory}: the vision tower overflows in float16; use bfloat16 or float32")
+    config = load_config(source.directory)
     decoder = DecoderConfig.from_published(config.shared.text, qkv_bias=True)
-    decoder = with_the_files_head(decoder, directory, device, load_format)
+    decoder = with_the_files_head(decoder, source)
     model = load_chat_model(
+        source,
         lambda: (Qwen25VLEncoder(config), CausalDecoder(decoder)),
         [*vision_rules(config.shared.vision), *decoder_rules(decoder)],
-        *(directory, device, dtype, load_format, quantization),
         aliases=ALIASES,
         ignore=["visual.rotary_pos_emb.inv_freq", *decoder_ignored(decoder)],
     )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
-from models.checkpoints.chat_model import VisionChatModel, load_chat_model
-from models.checkpoints.checkpoint import LoadFormat, Quantization
+from models.checkpoints.chat_model import VisionChatModel, load_chat_model, loader
+from models.checkpoints.checkpoint import Source
 from models.checkpoints.tied_head import with_the_files_head
 from models.checkpoints.weight_files import WEIGHT_NAMES, tensor_shape
-from models.interfaces.rule import Rule
+from models.interfaces.rule import Rule, renamed
 from models.layers.block import ExpertLayout, ExpertsConfig
 from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_rules
+from models.qwen_vl.model import BLOCK_NAMES
 from models.qwen_vl.v3.config import Qwen3VLConfig, TowerConfig, load_config
 from models.qwen_vl.v3.vision import Qwen3VLEncoder
 
@@ -20,21 +19,15 @@ LANGUAGE = "model.language_model."
 """Prefix of the language model's tensors."""
 
 
-def load_model(
-    directory: Path,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    load_format: LoadFormat = "published",
-    quantization: Quantization = "none",
-) -> VisionChatModel[Qwen3VLEncoder, CausalDecoder]:
-    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
-    config = load_config(directory)
-    decoder = with_the_files_head(decoder_config(config), directory, device, load_format)
-    layout = expert_layout(directory, decoder) if load_format == "published" else "published"
+@loader
+def load_model(source: Source) -> VisionChatModel[Qwen3VLEncoder, CausalDecoder]:
+    config = load_config(source.directory)
+    decoder = with_the_files_head(decoder_config(config), source)
+    layout = expert_layout(source.directory, decoder) if source.load_format == "published" else "published"
     return load_chat_model(
+        source,
         lambda: (Qwen3VLEncoder(config.tower, config.images), CausalDecoder(decoder)),
         [*vision_rules(config.tower), *decoder_rules(decoder, published=LANGUAGE, experts=layout)],
-        *(directory, device, dtype, load_format, quantization),
         ignore=["lm_head.weight"] if decoder.tied else [],
     )
 
@@ -79,10 +72,7 @@ def vision_rules(config: TowerConfig) -> list[Rule]:
         ),
         Rule(f"{published}patch_embed.proj.bias", f"{ours}patch_embed.bias"),
         Rule(f"{published}pos_embed.weight", f"{ours}position_table"),
-        Rule(f"{block}norm1.{{rest}}", f"{our_block}attention_norm.{{rest}}"),
-        Rule(f"{block}norm2.{{rest}}", f"{our_block}mlp_norm.{{rest}}"),
-        Rule(f"{block}attn.qkv.{{rest}}", f"{our_block}qkv.{{rest}}"),
-        Rule(f"{block}attn.proj.{{rest}}", f"{our_block}out.{{rest}}"),
+        *renamed(block, our_block, BLOCK_NAMES),
         Rule(f"{block}mlp.linear_{{rest}}", f"{our_block}mlp.{{rest}}"),
     ]
     for merger, our_merger in (("merger.", "merger."), (levels, "deepstack.{i}.")):

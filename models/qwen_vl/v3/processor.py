@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.checkpoints.published import read_optional_json
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import (
     ChatMessage,
@@ -17,7 +16,6 @@ from models.interfaces.media import (
     MediaKind,
     Prompt,
     TokenizedChat,
-    Tool,
     VideoFrames,
     VideoMetadata,
 )
@@ -26,11 +24,11 @@ from models.qwen_vl.items import grid_of, picture_size, vision_item
 from models.qwen_vl.positions import mrope_positions
 from models.qwen_vl.v3.config import Qwen3VLConfig, load_config
 from models.qwen_vl.v3.videos import pair_tenths, sample_frames, time_text, video_size
-from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
-from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
-from models.text.processor import TextProcessor
-from models.text.tokenizer import Tokenizer, load_tokenizer
-from models.text.tools import Escape, Turn, escaped_tools, prompt_texts
+from models.text.chat_template import ChatTemplate
+from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated
+from models.text.processor import TextProcessor, load_text
+from models.text.tokenizer import Tokenizer
+from models.text.tools import Escape, Turn
 
 _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 _REASONING = ("<think>", "</think>")
@@ -58,6 +56,7 @@ class Qwen3VLProcessor(TextProcessor):
         self._divides_answers = thinks and _THOUGHT not in _prompt_of(template, answer)
         self._settings = repr((config.tower, config.images, config.videos)).encode()
         self._placeholders = {"image": config.image_token_id, "video": config.video_token_id}
+        self.placeholder_ids = frozenset(self._placeholders.values())
         named = {*self._placeholders.values(), config.vision_start_token_id, config.vision_end_token_id}
         if unknown := named - set(tokenizer.special_ids.values()):
             raise CheckpointError(f"config.json: ids {sorted(unknown)} of vision tokens are not in tokenizer.json")
@@ -97,27 +96,12 @@ class Qwen3VLProcessor(TextProcessor):
         size = to.height, to.width
         return vision_item("video", frames, size, vision, self._settings, arrays={"tenths": tenths})
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[ChatMessage],
-        kinds: Sequence[MediaKind],
-        *,
-        options: Mapping[str, Any],
-        tools: Sequence[Tool] = (),
-    ) -> TokenizedChat:
+    def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """options: add_vision_id numbers the pictures and videos ("Picture 1: "), as the chat template does it."""
-        if options.get("enable_thinking") and self.reasoning_markers is None:
-            raise InputError("enable_thinking", "this checkpoint has no reasoning mode")
-        escape = unused_character(prompt_texts(messages, tools))
-        escaped = escape_with(escape, self.tokenizer.escape)
-        rendered = self.template.render(
-            [self._turn(message, kinds, escaped) for message in messages],
-            tools=escaped_tools(tools, escaped),
-            add_vision_id=bool(options.get("add_vision_id", False)),
-            **{name: value for name, value in options.items() if name in self.template_options},
-        )
-        token_ids = self._bare_videos(self.tokenizer.encode(rendered, escape))
-        return tokenized_chat(token_ids, messages, set(self._placeholders.values()))
+        return {"add_vision_id": bool(options.get("add_vision_id", False)), **super().template_arguments(options)}
+
+    def template_chat(self, token_ids: Sequence[int], messages: Sequence[ChatMessage]) -> TokenizedChat:
+        return super().template_chat(self._bare_videos(token_ids), messages)
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """A picture's placeholder is repeated for its rows; a video becomes its frame pairs, each with its time before
@@ -158,8 +142,8 @@ class Qwen3VLProcessor(TextProcessor):
                 index += 1
         return bare
 
-    def _turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
-        turn = template_turn(message, kinds.__getitem__, escaped)
+    def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
+        turn = super().template_turn(message, kinds, escaped)
         text = "".join(part.text or "" for part in message.content)
         ends_reasoning = self._divides_answers and message.reasoning is None and _REASONING[1] in text
         if turn["role"] != "assistant" or not ends_reasoning or not isinstance(turn["content"], str):
@@ -176,12 +160,7 @@ def load_processor(directory: Path) -> Qwen3VLProcessor:
 
 def processor_of(directory: Path, config: Qwen3VLConfig) -> Qwen3VLProcessor:
     """load_processor for a configuration that was read already."""
-    return Qwen3VLProcessor(
-        config,
-        load_tokenizer(directory, spoken=frozenset(_REASONING)),
-        load_chat_template(directory),
-        read_optional_json(directory, "generation_config.json"),
-    )
+    return Qwen3VLProcessor(config, *load_text(directory, spoken=_REASONING))
 
 
 def _prompt_of(template: ChatTemplate, *earlier: Turn) -> str:

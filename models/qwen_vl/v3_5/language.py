@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from models.interfaces.capturable import BufferSpec
 from models.interfaces.rule import Rule
 from models.layers.block import ExpertLayout, add_and_norm, block_rules, swiglu_rules
-from models.layers.decoder import DecoderConfig
+from models.layers.decoder import DecoderConfig, TokenDecoder
 from models.layers.deferred_norm import Normed
 from models.layers.gated_attention import GatedAttention
 from models.layers.gated_delta import CONV_WIDTH, GatedDeltaConfig, GatedDeltaNet
@@ -22,7 +22,6 @@ from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
 from models.layers.norms import RMSNorm, add_rms_norm
-from models.layers.quantized import COLUMNS, QuantizedWeight, Weight, hold_in_e4m3
 from models.layers.rope_scaling import scaled_frequencies
 from models.layers.rotary import rotary_cos_sin, section_axes
 
@@ -143,23 +142,18 @@ class Drafter(nn.Module):
         return self.layer.attention_norm(x), x
 
 
-class HybridDecoder(nn.Module):
+class HybridDecoder(TokenDecoder):
     """Packed rows through all layers, over a paged cache and rows of recurrent state (models.protocol.Decoder).
     Capturable."""
 
-    feature_levels = 0
-
     def __init__(self, config: HybridConfig) -> None:
-        super().__init__()
-        self.config, decoder = config, config.decoder
-        self.vocab_size, self.hidden_size = decoder.vocab_size, decoder.block.hidden_size
-        self.max_positions = decoder.max_positions
+        decoder = config.decoder
+        super().__init__(decoder.vocab_size, decoder.block.hidden_size, decoder.max_positions)
+        self.config = config
         self.position_axes = len(decoder.mrope_section)
-        self.embed_tokens = nn.Embedding(self.vocab_size, self.hidden_size)
         self.layers = nn.ModuleList(HybridBlock(config, full=full) for full in config.full)
         self.norm = RMSNorm(self.hidden_size, decoder.block.norm_eps, float32=True)
         self.head = None if decoder.tied else nn.Linear(self.hidden_size, self.vocab_size, bias=False)
-        self.tied_head: QuantizedWeight | None = None
         self.rotary = Rotary(config)
         self.drafter = Drafter(config, self.rotary) if config.drafter else None
 
@@ -174,10 +168,6 @@ class HybridDecoder(nn.Module):
         spec = self.config.delta.pending_spec(tokens, self.embed_tokens.weight.dtype)
         return [spec] * self.config.full.count(False)
 
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """int64 [n] -> [n, hidden_size]."""
-        return self.embed_tokens(token_ids)
-
     def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """Embeddings [n, hidden_size], positions int64 [3, n] -> normed hidden states [n, hidden_size]."""
         rotary = self.rotary(positions)
@@ -190,24 +180,11 @@ class HybridDecoder(nn.Module):
         assert isinstance(normed, Tensor)
         return normed
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden_size] -> [n, vocab_size]."""
-        weight: Weight = self.embed_tokens.weight if self.head is None else self.head.weight
-        return gemm(hidden, weight if self.tied_head is None else self.tied_head)
-
     def shift_norms(self) -> None:
         """Adds 1 to the weights of all norms of rows and heads, which are published as their difference from 1."""
         for module in self.modules():
             if isinstance(module, RMSNorm):
                 module.weight.add_(1)
-
-    def hold_in_e4m3(self) -> None:
-        """CausalDecoder.hold_in_e4m3."""
-        whole = self.vocab_size % COLUMNS == 0
-        self.sixteen_bit_layers = frozenset() if whole else frozenset({"head"})
-        hold_in_e4m3(self)
-        if self.head is None and whole:
-            self.tied_head = QuantizedWeight(*self.embed_tokens.weight.shape)
 
 
 def hybrid_rules(config: HybridConfig, layout: ExpertLayout) -> list[Rule]:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from models.checkpoints.chat_model import E, VisionChatModel, load_chat_model
-from models.checkpoints.checkpoint import LoadFormat, Quantization
+from models.checkpoints.chat_model import E, VisionChatModel, load_chat_model, loader
+from models.checkpoints.checkpoint import Source
 from models.checkpoints.tied_head import with_the_files_head
 from models.checkpoints.weight_files import WEIGHT_NAMES, tensor_shape
 from models.interfaces.rule import Rule
@@ -25,49 +22,34 @@ from models.qwen_vl.v3_5.config import FULL, load_config
 from models.qwen_vl.v3_5.language import HybridConfig, HybridDecoder, drafter_rules, hybrid_rules
 
 
-def load_model(
-    directory: Path,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    load_format: LoadFormat = "published",
-    quantization: Quantization = "none",
-    *,
-    drafter: bool = False,
-) -> VisionChatModel[Qwen3VLEncoder, HybridDecoder]:
-    """drafter: loads the drafter, too, unless the files have none; some tools leave it out.
-
-    Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor.
-    """
-    config = load_config(directory)
+@loader
+def load_model(source: Source, *, drafter: bool = False) -> VisionChatModel[Qwen3VLEncoder, HybridDecoder]:
+    """drafter: loads the drafter, too, unless the files have none; some tools leave it out."""
+    config = load_config(source.directory)
     encoder = partial(Qwen3VLEncoder, config.tower, config.images)
-    settings = directory, device, dtype, load_format, quantization
-    return load_hybrid(encoder, vision_rules(config.tower), config.text, *settings, drafter=drafter)
+    return load_hybrid(source, encoder, vision_rules(config.tower), config.text, drafter=drafter)
 
 
 def load_hybrid(
+    source: Source,
     encoder: Callable[[], E],
     encoder_rules: Sequence[Rule],
     text: Mapping[str, Any],
-    directory: Path,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    load_format: LoadFormat,
-    quantization: Quantization,
     *,
     drafter: bool = False,
 ) -> VisionChatModel[E, HybridDecoder]:
     """load_model of an encoder over this language model. text: as of hybrid_config."""
-    drafter &= load_format == "random" or tensor_shape(directory, "mtp.fc.weight") is not None
+    drafter &= source.load_format == "random" or tensor_shape(source.directory, "mtp.fc.weight") is not None
     hybrid = replace(hybrid_config(text), drafter=drafter)
-    hybrid = replace(hybrid, decoder=with_the_files_head(hybrid.decoder, directory, device, load_format))
-    layers, draft_layers = (_expert_layout(directory, load_format, prefix) for prefix in (_LAYERS, _DRAFT_LAYERS))
+    hybrid = replace(hybrid, decoder=with_the_files_head(hybrid.decoder, source))
+    layers, draft_layers = (_expert_layout(source, prefix) for prefix in (_LAYERS, _DRAFT_LAYERS))
     model = load_chat_model(
+        source,
         lambda: (encoder(), HybridDecoder(hybrid)),
         [*encoder_rules, *hybrid_rules(hybrid, layers), *drafter_rules(hybrid, draft_layers)],
-        *(directory, device, dtype, load_format, quantization),
         ignore=[*([] if drafter else draft_tensors(hybrid)), *(["lm_head.weight"] if hybrid.decoder.tied else [])],
     )
-    if load_format == "published":
+    if source.load_format == "published":
         model.decoder.shift_norms()
     return model
 
@@ -75,10 +57,11 @@ def load_hybrid(
 _LAYERS, _DRAFT_LAYERS = "model.language_model.layers.", "mtp.layers."
 
 
-def _expert_layout(directory: Path, load_format: LoadFormat, layers: str) -> ExpertLayout:
+def _expert_layout(source: Source, layers: str) -> ExpertLayout:
     """In quantised files experts are apart; the others have all in one tensor [expert, out, in]."""
     first = [f"{layers}0.mlp.experts.0.gate_proj.{name}" for name in WEIGHT_NAMES]
-    return "apart" if load_format == "published" and tensor_shape(directory, *first) is not None else "saved"
+    apart = source.load_format == "published" and tensor_shape(source.directory, *first) is not None
+    return "apart" if apart else "saved"
 
 
 def hybrid_config(text: Mapping[str, Any]) -> HybridConfig:

@@ -26,7 +26,7 @@ from service.api.chat.structured import answer_grammar
 from service.api.chat.tools import Reasoning, ToolUse, checked_tool_grammar, reasoned_grammar, tool_use
 from service.api.context import ServerContext
 from service.api.engines.request_stream import EngineLost, RequestGroup, StepReport, step_report
-from service.api.http.errors import bad_request, invalid
+from service.api.http.errors import invalid
 from service.api.http.middleware import RequestRecord
 from service.hub.catalog import HostedModel, Task
 from service.link.messages import ChatDelta, ChatRequest, StepCounts
@@ -264,10 +264,8 @@ def sampling_params(
     default = max(room, min_tokens)
     max_tokens = min(body.max_completion_tokens or body.max_tokens or default, room, settings.max_output_tokens or room)
     if min_tokens > max_tokens:
-        raise bad_request(
-            f"min_tokens: too high: {min_tokens} given, the completion can have at most {max_tokens} tokens.",
-            "min_tokens",
-        )
+        problem = f"too high: {min_tokens} given, the completion can have at most {max_tokens} tokens"
+        raise invalid("min_tokens", problem)
     _check_token_ids(body, processor)
     own_stops = frozenset() if body.ignore_eos else processor.stop_token_ids
 
@@ -296,10 +294,10 @@ def _room(processor: ChatProcessor, prompt_tokens: int, max_model_len: int) -> i
     room = max_model_len - prompt_tokens
     if room < 1:
         because = ", which is what the KV cache holds" if max_model_len < processor.context_length else ""
-        raise bad_request(
-            f"messages: the prompt is too long: this model's maximum context length is {max_model_len} tokens"
-            f"{because}; the prompt takes {prompt_tokens} tokens, media included, and the answer needs at least one.",
+        raise invalid(
             "messages",
+            f"the prompt is too long: this model's maximum context length is {max_model_len} tokens"
+            f"{because}; the prompt takes {prompt_tokens} tokens, media included, and the answer needs at least one",
             "context_length_exceeded",
         )
     return room

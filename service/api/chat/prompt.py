@@ -96,10 +96,10 @@ def check_length(length: int, max_model_len: int) -> None:
     """Refuse text that cannot fit, before it is tokenized. max_model_len: tokens of prompt and answer together."""
     limit = MAX_CHARACTERS_PER_TOKEN * max_model_len
     if length > limit:
-        raise bad_request(
-            f"messages: the prompt is too long: this model's maximum context length is {max_model_len} tokens; "
-            f"{length} characters given, at most {limit} allowed.",
+        raise invalid(
             "messages",
+            f"the prompt is too long: this model's maximum context length is {max_model_len} tokens; "
+            f"{length} characters given, at most {limit} allowed",
             "context_length_exceeded",
         )
 
@@ -108,12 +108,12 @@ def _message(message: Message, field: str, references: list[MediaReference]) -> 
     role = ROLES.get(message.role)
     if role is None:
         instead = "use tool" if message.role == "function" else "must be system, developer, user, assistant or tool"
-        raise invalid(f"{field}.role", f"{instead}")
+        raise invalid(f"{field}.role", instead)
     if message.function_call:
         raise invalid(f"{field}.function_call", "not supported; use tool_calls")
     if message.images:
         reason = "not supported; use content parts of the type image_url"
-        raise invalid(f"{field}.images", f"{reason}", "unsupported_parameter")
+        raise invalid(f"{field}.images", reason, "unsupported_parameter")
     calls = earlier_calls(message, field) if message.tool_calls else ()
     thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
     reasoning = thought if role == "assistant" else None
@@ -152,8 +152,8 @@ def _transcript_of(audio: PastAudio, field: str) -> str:
         raise invalid(f"{field}.transcript", "required, or the id of a spoken answer")
     text = transcript_in(audio.id)
     if text is None:
-        message = f"{field}.id: no spoken answer of this server has this id; send its transcript instead."
-        raise bad_request(message, f"{field}.id", "audio_not_found")
+        problem = "no spoken answer of this server has this id; send its transcript instead"
+        raise invalid(f"{field}.id", problem, "audio_not_found")
     return text
 
 
@@ -239,7 +239,7 @@ async def build_prompt(
     kinds = [reference.kind for reference in references]
     if "audio" in kinds and processor.audio is None:
         field = references[kinds.index("audio")].field
-        raise bad_request(f"{field}: this model takes no audio.", field, "unsupported_parameter")
+        raise invalid(field, "this model takes no audio", "unsupported_parameter")
     apply: Callable[[], TokenizedChat]
     if raw is None:
         apply = partial(processor.apply_chat_template, messages, kinds, options=options, tools=tools)
@@ -342,8 +342,8 @@ def template_options(body: ChatRequestBody, known: Collection[str]) -> tuple[dic
         if name != "reasoning_effort" and not isinstance(value, bool):
             raise invalid(f"chat_template_kwargs.{name}", "must be true or false")
     if body.reasoning is not None and body.reasoning.exclude:
-        message = "reasoning.exclude: true is not supported; leave the field reasoning of the answer unread."
-        raise bad_request(message, "reasoning.exclude", "unsupported_parameter")
+        problem = "true is not supported; leave the field reasoning of the answer unread"
+        raise invalid("reasoning.exclude", problem, "unsupported_parameter")
     switch = body.thinking
     switches = {
         "chat_template_kwargs.enable_thinking": given.get("enable_thinking"),

@@ -18,7 +18,7 @@ from models.interfaces.resizing import FrameResizer
 from service.api.chat.schema import PIXEL_BOUNDS, ChatRequestBody, ContentPart, MediaUrl, ProcessorOptions, VideoOptions
 from service.api.context import ServerContext
 from service.api.http.admission import Decoding, Ticket
-from service.api.http.errors import ApiError, bad_request, naming
+from service.api.http.errors import ApiError, invalid, naming
 from service.api.tracing import phase
 from service.media.loader import is_frame_list
 from service.settings.settings import Settings
@@ -47,33 +47,33 @@ class VideoSampling:
     def check(self, url: str, settings: Settings, share: int) -> None:
         """ApiError 400 names the field that does not fit. share: frames that each video of the request may have."""
         if self.fps is not None and self.fps > MAX_FPS:
-            self._refuse("fps", f"too high: {self.fps:g} given, at most {MAX_FPS:g} allowed.")
+            self._refuse("fps", f"too high: {self.fps:g} given, at most {MAX_FPS:g} allowed")
         if self.num_frames is not None and self.fps is not None:
-            self._refuse("num_frames", "excludes fps: give one of them.")
+            self._refuse("num_frames", "excludes fps: give one of them")
         for name in ("num_frames", "max_frames"):
             count = getattr(self, name)
             if count is not None and count > share:
                 self._refuse(
                     name,
-                    f"too many frames: {count} given, at most {share} allowed for each video of this request.",
+                    f"too many frames: {count} given, at most {share} allowed for each video of this request",
                 )
         if self.times is not None:
             self._check_times(self.times, url)
 
     def _check_times(self, times: tuple[float, ...], url: str) -> None:
         if not is_frame_list(url):
-            self._refuse("times", "only for lists of frames (data:video/jpeg); a video file has its own.")
+            self._refuse("times", "only for lists of frames (data:video/jpeg); a video file has its own")
         if self.fps is not None:
-            self._refuse("times", "excludes fps: give one of them.")
+            self._refuse("times", "excludes fps: give one of them")
         if any(later < earlier for earlier, later in pairwise(times)):
-            self._refuse("times", "must be in ascending order.")
+            self._refuse("times", "must be in ascending order")
         frames = url.count(",")  # one behind each comma
         if len(times) != frames:
-            self._refuse("times", f"{len(times)} given for {frames} frames; each frame has one.")
+            self._refuse("times", f"{len(times)} given for {frames} frames; each frame has one")
 
     def _refuse(self, name: str, problem: str) -> None:
         field = f"{self.field}.{name}" if self.field else name
-        raise bad_request(f"{field}: {problem}", field)
+        raise invalid(field, problem)
 
     @property
     def list_fps(self) -> float:
@@ -118,11 +118,8 @@ def first_stated(samplings: Sequence[VideoSampling]) -> VideoSampling:
 def refuse_pixel_bounds(fields: ContentPart | MediaUrl | ProcessorOptions, at: str) -> None:
     for name in PIXEL_BOUNDS:
         if getattr(fields, name) is not None:
-            raise bad_request(
-                f"{at}.{name}: not supported; use detail for pictures, fps and max_frames for videos.",
-                f"{at}.{name}",
-                "unsupported_parameter",
-            )
+            problem = "not supported; use detail for pictures, fps and max_frames for videos"
+            raise invalid(f"{at}.{name}", problem, "unsupported_parameter")
 
 
 @dataclass(frozen=True)
@@ -184,8 +181,7 @@ class PromptMedia:
             sample_rate=hears.sample_rate,
             field=reference.field,
             client=self.budget.client,
-            reserve=decoding.reserve,
-            fetched=decoding.fetched,
+            room=decoding,
             recording=True,
         )
         decoded = time.monotonic()
@@ -207,9 +203,7 @@ class PromptMedia:
             prepare,
             field=reference.field,
             budget=self.budget,
-            charge=decoding.take,
-            reserve=decoding.reserve,
-            fetched=decoding.fetched,
+            room=decoding,
         )
         self._observe("image", began, decoded)
         return item
@@ -240,9 +234,7 @@ class PromptMedia:
             frame_list_times=sampling.times,
             field=reference.field,
             budget=self.budget,
-            charge=decoding.take,
-            reserve=decoding.reserve,
-            fetched=decoding.fetched,
+            room=decoding,
         )
 
     def _observe(self, kind: MediaKind, began: float, decoded: float) -> None:

@@ -19,7 +19,7 @@ from service.api.chat.detokenizer import TextDelta
 from service.api.chat.schema import ChatRequestBody
 from service.api.context import ServerContext
 from service.api.engines.request_stream import EngineError, step_report
-from service.api.http.errors import ApiError, bad_request, invalid, renamed
+from service.api.http.errors import ApiError, invalid, renamed
 from service.api.http.middleware import RequestRecord
 from service.api.speech.delivery import AudioChunk, Delivery, Script
 from service.api.speech.live_text import LiveText
@@ -86,8 +86,8 @@ def _named_model(context: ServerContext, audio: schema.AudioParams) -> HostedMod
         return None
     model = context.catalog.get(name)
     if model is None or model.kind != "speech":
-        message = f"audio.model: no speech model of this name is served; {context.served('speech')}."
-        raise bad_request(message, "audio.model", "model_not_found")
+        problem = f"no speech model of this name is served; {context.served('speech')}"
+        raise invalid("audio.model", problem, "model_not_found")
     return model
 
 

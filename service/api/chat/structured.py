@@ -63,7 +63,7 @@ def _refuse_unread(given: ResponseFormat) -> None:
     """ApiError 400 for a schema that the type has no place for: the answer would not fit it."""
     if given.schema is not None:
         message = "not supported; use type json_schema, with the schema as json_schema.schema"
-        raise invalid("response_format.schema", f"{message}", "unsupported_parameter")
+        raise invalid("response_format.schema", message, "unsupported_parameter")
     if given.json_schema is not None and given.type != "json_schema":
         field = "response_format.json_schema"
         raise invalid(field, f"only with type json_schema; the type is {given.type}")

@@ -26,11 +26,11 @@ from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
 from service.api.chat.schema import ChatRequestBody, TokenLogprob
 from service.api.context import ServerContext, context_of
 from service.api.http.admission import Decoding
-from service.api.http.errors import ApiError, bad_request
+from service.api.http.errors import ApiError, bad_request, invalid
 from service.api.http.form import parse_form, text_fields
 from service.api.http.json_body import of_texts
 from service.api.http.middleware import RequestRecord, record_of
-from service.api.http.openapi import JSON, WORK_ERRORS, operation
+from service.api.http.openapi import JSON, WORK_ERRORS, json_response, operation
 from service.api.http.streaming import DONE, event, event_stream, unless_disconnected
 from service.api.speech.hearing import align
 from service.api.tracing import phase
@@ -243,7 +243,7 @@ def _refuse(body: TranscriptionForm, *, aligns: bool) -> None:
     )
     for name, given, reason in unsupported:
         if given:
-            raise bad_request(f"{name}: {reason}.", name, "unsupported_parameter")
+            raise invalid(name, reason, "unsupported_parameter")
     conflicts: tuple[tuple[str, object, str], ...] = (
         ("timestamp_granularities", granularities and kind != "verbose_json", "verbose_json"),
         ("stream", body.stream and kind not in ("json", "text"), "json or text"),
@@ -251,7 +251,7 @@ def _refuse(body: TranscriptionForm, *, aligns: bool) -> None:
     )
     for name, given, formats in conflicts:
         if given:
-            raise bad_request(f"{name}: only with response_format {formats}.", name)
+            raise invalid(name, f"only with response_format {formats}")
 
 
 @dataclass(eq=False)
@@ -276,7 +276,7 @@ async def _prepared(
     audio, file = model.chat_processor.audio, form.get("file")
     assert audio is not None
     if not isinstance(file, UploadFile):
-        raise bad_request("file: must be a file.", "file")
+        raise invalid("file", "must be a file")
     named = body.language or (body.languages[0] if len(body.languages) == 1 else None)
     language = None if named is None else audio.language(named)
     times = body.response_format in ("srt", "vtt", "verbose_json")
@@ -407,7 +407,7 @@ class Hearing:
         if kind == "text":
             return Response(f"{whole.text}\n", media_type="text/plain")
         if kind == "json":
-            return Response(msgspec.json.encode(Transcription(**self._fields())), media_type=JSON)
+            return json_response(Transcription(**self._fields()))
         seconds = self.pieces[-1].end
         segments = [self._segment(index, piece) for index, piece in enumerate(self.pieces)]
         language = (whole.language or "").split(",")[0].lower()
@@ -416,7 +416,7 @@ class Hearing:
         if "word" in self.body.timestamp_granularities:
             words = [TranscribedWord(one.word, one.start, one.end) for piece in self.pieces for one in piece.words]
             verbose = msgspec.structs.replace(verbose, words=words)
-        return Response(msgspec.json.encode(verbose), media_type=JSON)
+        return json_response(verbose)
 
     async def _job(self, piece: Piece) -> ChatJob:
         """ApiError that names the file if its piece is too long for the model's cache."""

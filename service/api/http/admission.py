@@ -22,7 +22,7 @@ from models.interfaces.errors import InputError
 from service.api.engines.shared_usage import UsageRow
 from service.api.http.errors import ApiError
 from service.media.fetch import FetchesBusy
-from service.media.loader import NoRoom
+from service.media.loader import NoRoom, Room
 from service.metrics.metrics import Metrics
 
 AT_ONCE = 4
@@ -381,7 +381,7 @@ class Ticket:
             self.admission.give_back(self, self.size)
 
 
-class Decoding:
+class Decoding(Room):
     """The bytes of one picture, video or audio, from the first that is fetched to what is kept of it. take() is called
     by the thread that decodes it; all else belongs to the event loop, which may leave the block (a client that has
     gone) while the thread is still at work. FetchesBusy leaves the block as ApiError 503.

@@ -10,7 +10,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from service.api.http.errors import bad_request
+from service.api.http.errors import bad_request, invalid
 
 MAX_FIELDS, MAX_CHARACTERS = 16, 4096
 """Of a form: fields beside the file, and characters of each."""
@@ -67,11 +67,11 @@ def text_fields(form: FormData, *names: str) -> list[str]:
 
 def _text(name: str, value: UploadFile | str) -> str:
     if isinstance(value, UploadFile):
-        raise bad_request(f"{name}: must be text, not a file.", name)
+        raise invalid(name, "must be text, not a file")
     try:
         text = value.encode("latin-1").decode()
     except UnicodeDecodeError:
-        raise bad_request(f"{name}: the text is not UTF-8.", name) from None
+        raise invalid(name, "the text is not UTF-8") from None
     if len(text) > MAX_CHARACTERS:
-        raise bad_request(f"{name}: too long: {len(text)} characters given, at most {MAX_CHARACTERS} allowed.", name)
+        raise invalid(name, f"too long: {len(text)} characters given, at most {MAX_CHARACTERS} allowed")
     return text.strip()

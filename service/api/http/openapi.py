@@ -21,6 +21,12 @@ REFERENCE = "#/components/schemas/{name}"
 JSON = "application/json"
 SSE = "text/event-stream"
 
+
+def json_response(payload: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """payload: what msgspec encodes."""
+    return Response(msgspec.json.encode(payload), status, headers, media_type=JSON)
+
+
 DESCRIPTIONS = {
     400: "The request is invalid; `param` names the field.",
     401: "API key missing or invalid.",
@@ -72,13 +78,22 @@ def operation(
     return extra
 
 
-def get(router: APIRouter, path: str, **options: Any) -> Callable[[Endpoint], Endpoint]:
+def get(
+    router: APIRouter,
+    path: str,
+    summary: str,
+    answer: Mapping[str, type | None],
+    *,
+    errors: tuple[int, ...] = (401,),
+    statuses: Mapping[int, type] | None = None,
+) -> Callable[[Endpoint], Endpoint]:
     """Register a route for GET and for HEAD, which probes of load balancers and `wget --spider` use; uvicorn leaves
-    out the body. options: those of FastAPI's decorator."""
+    out the body. What follows the path is as in `operation`."""
 
     def register(endpoint: Endpoint) -> Endpoint:
         router.head(path, include_in_schema=False)(endpoint)
-        return router.get(path, **options)(endpoint)
+        described = operation(summary, answer, errors=errors, statuses=statuses)
+        return router.get(path, openapi_extra=described)(endpoint)
 
     return register
 
@@ -166,7 +181,7 @@ PAGE = Environment(
 ).get_template("docs_page.html")
 
 
-@get(router, "/docs", include_in_schema=False)
+@router.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
 async def docs(request: Request) -> HTMLResponse:
     return HTMLResponse(render(request.app.openapi()), headers={"content-security-policy": POLICY})
 

@@ -153,7 +153,7 @@ def _check_fields(context: ServerContext, body: schema.SpeechRequestBody) -> Non
         raise invalid("stream", "cannot be false with stream_format: sse")
     if body.stream is False and length > MAX_WHOLE_CHARS:
         message = f"cannot be false for a text this long: {length} characters given, at most {MAX_WHOLE_CHARS} allowed"
-        raise invalid("stream", f"{message}")
+        raise invalid("stream", message)
     if body.timestamp_granularities and body.stream_format != "sse":
         raise invalid("timestamp_granularities", "require stream_format: sse")
     if body.verify and body.stream is not False:

@@ -16,7 +16,7 @@ import numpy as np
 from models.interfaces.errors import InputError
 from service.api.context import ServerContext
 from service.api.http.admission import Decoding
-from service.api.http.errors import ApiError, bad_request, invalid, naming
+from service.api.http.errors import ApiError, invalid, naming
 from service.api.http.middleware import RequestRecord
 from service.api.speech.schema import SpeechOptions
 from service.api.spoken_text.markup import clean_text
@@ -99,8 +99,8 @@ async def resolve_speaker(
     if options.prompt_audio and options.ref_text:
         raise invalid("ref_text", "cannot be combined with prompt_audio: only one audio can be continued")
     if design and (options.ref_text or options.prompt_audio):
-        message = "instructions: cannot be combined with ref_text or prompt_text: continued audio keeps its own manner."
-        raise bad_request(message, "instructions")
+        problem = "cannot be combined with ref_text or prompt_text: continued audio keeps its own manner"
+        raise invalid("instructions", problem)
     if options.ref_audio:
         speaker = await _reference_speaker(context, options.ref_audio, options.ref_text or None, model, design, record)
         adapter = context.lora_voices.get(name_key(_voice_name(options)[:LONGEST_NAME]), "")
@@ -148,8 +148,8 @@ def find_voice(context: ServerContext, name: str, model: HostedModel | None, own
     if voice is None:
         raise _no_voice()
     if model is not None and voice.encoder != encoder_of(model):
-        message = "voice: this voice was uploaded for another model; upload it again for this one."
-        raise bad_request(message, "voice", "voice_of_other_model")
+        problem = "this voice was uploaded for another model; upload it again for this one"
+        raise invalid("voice", problem, "voice_of_other_model")
     return voice
 
 
@@ -177,8 +177,7 @@ async def _load_audio(
                 sample_rate=rate,
                 field=field,
                 client=record.client,
-                reserve=decoding.reserve,
-                fetched=decoding.fetched,
+                room=decoding,
             )
         # Audio to continue is not trimmed: the speech goes on at its end.
         return await context.in_thread(lambda: level_reference(wave, rate, field)) if field == "ref_audio" else wave

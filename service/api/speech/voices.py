@@ -9,7 +9,6 @@ import secrets
 import unicodedata
 from collections.abc import Collection
 
-import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
 from starlette.datastructures import FormData
@@ -19,10 +18,10 @@ from models.checkpoints.lora_folders import adapter_folders
 from models.interfaces.errors import CheckpointError, InputError
 from service.api.context import ServerContext, context_of
 from service.api.engines.request_stream import EngineError
-from service.api.http.errors import ApiError, bad_request
+from service.api.http.errors import ApiError, invalid
 from service.api.http.form import parse_form, text_field
 from service.api.http.middleware import record_of
-from service.api.http.openapi import JSON, WORK_ERRORS, get, operation
+from service.api.http.openapi import JSON, WORK_ERRORS, get, json_response, operation
 from service.api.http.streaming import unless_disconnected
 from service.api.speech.request import speech_model
 from service.api.speech.schema import VoiceDeleted, VoiceList, VoiceObject, VoiceUpload
@@ -125,20 +124,21 @@ CODES = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insu
 RESERVED = {DEFAULT_VOICE, *OPENAI_VOICES}
 
 
-@get(router, PATH, openapi_extra=operation("List built-in voices, adapters and uploaded voices.", {JSON: VoiceList}))
+@get(router, PATH, "List built-in voices, adapters and uploaded voices.", {JSON: VoiceList})
 async def list_voices(request: Request) -> Response:
     context = context_of(request)
     adapters = map(Adapter, context.lora_voices.values())
     uploaded = context.voices.voices(context.owner(record_of(request.scope).client))
     listed: tuple[Voice | Adapter | str, ...] = (DEFAULT_VOICE, *OPENAI_VOICES, *adapters, *uploaded)
     voices = [_object(context, voice) for voice in listed]
-    return _json(VoiceList(voices, voices))
+    return json_response(VoiceList(voices, voices))
 
 
-@get(router, PATH + "/{voice}", openapi_extra=operation("Get a voice.", {JSON: VoiceObject}, errors=(401, 404)))
+@get(router, PATH + "/{voice}", "Get a voice.", {JSON: VoiceObject}, errors=(401, 404))
 async def get_voice(request: Request, voice: str) -> Response:
     context = context_of(request)
-    return _json(_object(context, find_voice(context, voice, None, context.owner(record_of(request.scope).client))))
+    found = find_voice(context, voice, None, context.owner(record_of(request.scope).client))
+    return json_response(_object(context, found))
 
 
 @router.delete(
@@ -154,7 +154,7 @@ async def delete_voice(request: Request, voice: str) -> Response:
         await context.in_thread(lambda: context.voices.delete(found.id))
     except VoiceStoreError as error:
         raise _not_found() if error.reason == "gone" else _store_error(error) from error
-    return _json(VoiceDeleted(found.id))
+    return json_response(VoiceDeleted(found.id))
 
 
 @router.post(
@@ -175,7 +175,7 @@ async def upload_voice(request: Request) -> Response:
             voice = await unless_disconnected(request, _store(context, form, request))
     finally:
         await form.close()
-    return _json(_object(context, voice))
+    return json_response(_object(context, voice))
 
 
 async def _store(context: ServerContext, form: FormData, request: Request) -> Voice:
@@ -185,18 +185,17 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
     consent = text_field(form, "consent")
     sample = form.get(SAMPLE) or None
     if isinstance(sample, str):
-        raise bad_request(f"{SAMPLE}: must be a file.", SAMPLE)
+        raise invalid(SAMPLE, "must be a file")
     ref_text = text_field(form, "ref_text")
     description = text_field(form, "speaker_description")
     if sample is None:
         if description is None:
-            message = "audio_sample: required: an audio file, unless speaker_description describes the voice."
-            raise bad_request(message, "audio_sample")
+            raise invalid("audio_sample", "required: an audio file, unless speaker_description describes the voice")
         if ref_text is not None:
-            raise bad_request("ref_text: requires audio_sample, whose transcript it is.", "ref_text")
+            raise invalid("ref_text", "requires audio_sample, whose transcript it is")
         consent = None
     elif consent is None or consent.lower() in NO_CONSENT:
-        raise bad_request("consent: required: a statement that the speaker agrees, or true.", "consent")
+        raise invalid("consent", "required: a statement that the speaker agrees, or true")
     try:
         context.voices.check_room(name, context.owner(record.client))
         if sample is not None:
@@ -225,18 +224,18 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
 def _new_name(context: ServerContext, form: FormData) -> str:
     name = text_field(form, "name")
     if name is None:
-        raise bad_request("name: this field is required.", "name")
+        raise invalid("name", "this field is required")
     name = unicodedata.normalize("NFC", name)
     if not is_name(name):
-        message = "name: must be 1 to 64 letters, digits, spaces or any of . - _ ', the first one a letter or digit."
-        raise bad_request(message, "name")
+        problem = "must be 1 to 64 letters, digits, spaces or any of . - _ ', the first one a letter or digit"
+        raise invalid("name", problem)
     if name_key(name) in RESERVED:
-        raise bad_request("name: this is the name of a built-in voice.", "name")
+        raise invalid("name", "this is the name of a built-in voice")
     if name_key(name) in context.lora_voices:
-        raise bad_request("name: this is the name of a voice of the server, an adapter.", "name")
+        raise invalid("name", "this is the name of a voice of the server, an adapter")
     if ID.fullmatch(name_key(name)):
         # Requests that still name a deleted voice by its id would get this one.
-        raise bad_request("name: must not have the form of a voice's id.", "name")
+        raise invalid("name", "must not have the form of a voice's id")
     return name
 
 
@@ -255,11 +254,10 @@ async def _described(
 ) -> tuple[dict[str, np.ndarray], float]:
     """The same for a description, which is spoken once."""
     if seed is not None and not SEED.fullmatch(seed):
-        raise bad_request("seed: must be a whole number of at most 18 digits.", "seed")
+        raise invalid("seed", "must be a whole number of at most 18 digits")
     design = as_design(description)
     if not design:
-        message = "speaker_description: has no character but parentheses and control characters."
-        raise bad_request(message, "speaker_description")
+        raise invalid("speaker_description", "has no character but parentheses and control characters")
     check_room(model, spoken_text(design), "speaker_description")
     drawn = secrets.randbits(62) if seed is None else int(seed)
     patches, seconds = await described_reference(context, model, design, drawn)
@@ -300,7 +298,3 @@ def _object(context: ServerContext, voice: Voice | Adapter | str) -> VoiceObject
         consent=voice.consent,
         model=next(speaks, None),
     )
-
-
-def _json(payload: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(payload), media_type=JSON)

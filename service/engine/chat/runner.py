@@ -1,5 +1,5 @@
 """The device side of a chat model: caches, slot state, captured steps and the eager mixed step. Runs that need no
-request, such as measurements and warm-ups, are in scratch.py."""
+request, such as measurements and warm-ups, are in warmup.py."""
 
 from __future__ import annotations
 

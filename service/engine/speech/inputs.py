@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -65,9 +65,6 @@ class PromptArrays:
     def lengths_k(self) -> np.ndarray:
         """Keys that each prompt has after the pass, int32 [chunks]."""
         return np.diff(self.batch["cu_seqlens_k"])
-
-    def with_inputs(self, more: dict[str, np.ndarray]) -> PromptArrays:
-        return replace(self, inputs=self.inputs | more)
 
 
 def prompt_arrays(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -128,7 +128,7 @@ class SpeechRunner:
     """Owns caches, slot state and captured graphs of one speech model.
 
     decode, tail, prefill: the runners of rows without adapters (SpeechGraphs); the first two by number of solver steps.
-    vae: the codec's. What runs them before there are requests is in scratch.py.
+    vae: the codec's. What runs them before there are requests is in warmup.py.
     """
 
     def __init__(
@@ -365,7 +365,8 @@ class SpeechRunner:
     ) -> Tensor:
         """The pass over prompt chunks and decode rows -> conditioning [decodes + prompts that end, width], after a
         replay with padding behind. required: to be replayed in a captured prefill of this size; None: eagerly."""
-        arrays = prompt_arrays(chunks, self.page_size, self.model.patch_shape).with_inputs(graphs.lora_arrays(adapters))
+        arrays = prompt_arrays(chunks, self.page_size, self.model.patch_shape)
+        arrays = replace(arrays, inputs=arrays.inputs | graphs.lora_arrays(adapters))
         if required is None:
             return self.eager_pass(arrays, slots_of(decodes))
         plan = prefill_plan(arrays, slots_of([sequence for _, sequence in chunks]), required)

@@ -3,7 +3,7 @@
 A live stream's slack is the audio that its listener has received and not heard yet. Prefills are admitted while the
 least slack covers their measured cost. Streams far ahead of playback are the first to leave a decode batch, to keep it
 in a bucket that costs less per row or to make room for streams without a live listener. There is always a step while
-any stream can run, and streams without a live listener get a share of all of them (background.py). Slots and pages of
+any stream can run, and streams without a live listener get a share of all of them (BackgroundShare). Slots and pages of
 streams that have no text to speak yet are taken when others wait for them.
 
 Pure Python on the caller's clock; times are seconds of one monotonic clock.

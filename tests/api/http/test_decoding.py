@@ -16,7 +16,7 @@ from models.interfaces.resizing import FrameResizer
 from service.api.http.admission import Admission, Decoding, Ticket
 from service.api.http.errors import ApiError
 from service.media.fetch import Fetcher, UrlPolicy
-from service.media.loader import MediaLoader, decode_workers
+from service.media.loader import MediaLoader, Room, decode_workers
 from service.media.messages import MIB, MediaLimits
 from service.metrics.metrics import Metrics
 from tests.media.samples import chosen, data_url, encoded, picture, sound, tone, video
@@ -47,9 +47,10 @@ async def loader(request: pytest.FixtureRequest) -> AsyncIterator[MediaLoader]:
 async def test_pixels_are_charged_before_they_are_decoded(loader: MediaLoader) -> None:
     charged: list[int] = []
 
-    def charge(size: int) -> None:
-        charged.append(size)
-        raise InputError("", "no room")
+    class Full(Room):
+        def take(self, size: int) -> None:
+            charged.append(size)
+            raise InputError("", "no room")
 
     def never(*_: object) -> None:
         raise AssertionError("it was decoded")
@@ -58,7 +59,7 @@ async def test_pixels_are_charged_before_they_are_decoded(loader: MediaLoader) -
         never(video)
 
     with pytest.raises(InputError, match="no room"):
-        await loader.image(data_url(encoded(picture(), "PNG")), never, field="f", budget=loader.budget(), charge=charge)
+        await loader.image(data_url(encoded(picture(), "PNG")), never, field="f", budget=loader.budget(), room=Full())
     frame = base64.b64encode(encoded(picture(), "JPEG")).decode()
     for url in (data_url(video(), "video/mp4"), f"data:video/jpeg;base64,{frame},{frame}"):
         with pytest.raises(InputError, match="no room"):
@@ -69,7 +70,7 @@ async def test_pixels_are_charged_before_they_are_decoded(loader: MediaLoader) -
                 frame_list_fps=1.0,
                 field="f",
                 budget=loader.budget(),
-                charge=charge,
+                room=Full(),
             )
     assert charged == [40 * 30 * 3, (2 + 5) * 64 * 48 * 3, (2 + 1) * 40 * 30 * 3], "and a few full frames"
     # The decoders can go on.
@@ -97,7 +98,7 @@ async def test_a_video_is_charged_by_its_resized_frames() -> None:
     url = data_url(video("mp4", "mpeg4", frames=count, size=(640, 360)))
     with Decoding(ticket) as decoding:
         kept = await loader.video(
-            url, choose, prepared, frame_list_fps=1.0, field="f", budget=loader.budget(), charge=decoding.take
+            url, choose, prepared, frame_list_fps=1.0, field="f", budget=loader.budget(), room=decoding
         )
         decoding.keep(sum(frame.nbytes for frame in kept))
     assert seen == [5 * frame + count * resized] and {frame.nbytes for frame in kept} == {resized}
@@ -172,13 +173,12 @@ async def test_fetched_media_count_while_they_wait_for_a_decoder() -> None:
 
     async def load(kind: str) -> object:
         with Decoding(ticket) as decoding:
-            counted: dict[str, Any] = {"reserve": decoding.reserve, "fetched": decoding.fetched}
-            common: dict[str, Any] = {"field": "f", "budget": loader.budget(), "charge": decoding.take, **counted}
+            common: dict[str, Any] = {"field": "f", "budget": loader.budget(), "room": decoding}
             if kind == "picture":
                 return await loader.image(kind, lambda image, _: image.size, **common)
             if kind == "video":
                 return await loader.video(kind, chosen(0), prepared, frame_list_fps=1.0, **common)
-            return await loader.audio(kind, sample_rate=8000, field="f", **counted)
+            return await loader.audio(kind, sample_rate=8000, field="f", room=decoding)
 
     async with loader._pictures.acquire("x"), loader._videos.acquire("x"), loader._audio.acquire("x"):
         loads = [asyncio.ensure_future(load(kind)) for kind in files]

@@ -28,8 +28,7 @@ SAMPLING = {
 
 
 def specials(family: Family) -> dict[str, int]:
-    tokenizer = family.processor.tokenizer
-    return getattr(tokenizer, "special_ids", None) or tokenizer.special_tokens
+    return family.processor.tokenizer.special_ids
 
 
 def say(role: str, *texts: str) -> ChatMessage:

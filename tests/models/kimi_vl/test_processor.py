@@ -186,7 +186,7 @@ def test_a_video_over_the_context_is_refused(tmp_path: Path) -> None:
 
 def test_answers_end_at_the_end_of_a_turn(tmp_path: Path) -> None:
     """config.json knows only [EOS]; generation_config.json may add ids."""
-    special = processor().tokenizer.special_tokens
+    special = processor().tokenizer.special_ids
     turn_ends = {special["[EOS]"], special["<|im_end|>"], special["[EOT]"]}
     assert processor().stop_token_ids == turn_ends
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [301, 9], "temperature": 0.6}))
