@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -145,7 +146,7 @@ class Maker:
         """Nothing, or the last bit of a converter."""
         return self.random.integers(0, 2) * self.random.integers(-1, 2, _CLIP).astype(float)
 
-    def _tone(self, phase: np.ndarray, harmonics: int) -> np.ndarray:
+    def _tone(self, phase: np.ndarray, harmonics: int | np.integer[Any]) -> np.ndarray:
         return np.sum([np.sin(n * phase) * self.random.uniform(0, 1) / n for n in range(1, harmonics)], axis=0)
 
     def _phase(self, hertz: np.ndarray | float) -> np.ndarray:

@@ -47,10 +47,11 @@ class Served:
         cfg: float = 2.0,
         steps: int = 10,
         temperature: float = 1.0,
-        device: torch.device = torch.device("cpu"),
+        device: torch.device | None = None,
     ) -> None:
-        self.device, self._dtype = device, torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.model: VoxCPM2 = load_model(directory, device, self._dtype)
+        self.device = device or torch.device("cpu")
+        self._dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.model: VoxCPM2 = load_model(directory, self.device, self._dtype)
         self.processor = load_processor(directory)
         self._steps = steps
         self._settings = {"active": True, "cfg": cfg, "temperature": temperature, "min_patches": 2}
