@@ -128,7 +128,8 @@ class Batches:
         rows = rows_of(total // HOP)
         tokens = [*prefix, *[0] * rows, *self._vocabulary.suffix, *answer]
         ids[: len(tokens)] = tokens
-        bank = int(random.choice((0, random.integers(WARPS // 2), random.integers(WARPS)), p=(0.4, 0.45, 0.15)))
+        banks = np.array((0, random.integers(WARPS // 2), random.integers(WARPS)))
+        bank = int(random.choice(banks, p=(0.4, 0.45, 0.15)))
         flag = -1 if kind == "noise" and not backwards else int(backwards)
         return [
             *(start, count, lead, total, flag, noise, bank),

@@ -52,20 +52,27 @@ class Features(nn.Module):
         return mel.unflatten(1, (-1, CHUNK_FRAMES)).transpose(2, 3)
 
 
+class Attention(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(width, width) for _ in range(4))
+
+
 class TowerBlock(nn.Module):
     def __init__(self, width: int, inner: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.self_attn = nn.ModuleDict({f"{name}_proj": nn.Linear(width, width) for name in ("q", "k", "v", "out")})
+        self.self_attn = Attention(width)
         self.self_attn_layer_norm, self.final_layer_norm = (nn.LayerNorm(width, eps=NORM_EPS) for _ in range(2))
         self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """x [windows, rows, width], mask [windows, 1, 1, rows]."""
-        y, layers = normed(x, self.self_attn_layer_norm), [self.self_attn[f"{name}_proj"] for name in "qkv"]
+        y, attention = normed(x, self.self_attn_layer_norm), self.self_attn
+        layers = attention.q_proj, attention.k_proj, attention.v_proj
         q, k, v = (linear(y, layer).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in layers)
         scores = (q @ k.mT * q.shape[-1] ** -0.5).float().masked_fill(~mask, -torch.inf)
-        x = x + linear((scores.softmax(-1).to(v.dtype) @ v).transpose(1, 2).flatten(2), self.self_attn["out_proj"])
+        x = x + linear((scores.softmax(-1).to(v.dtype) @ v).transpose(1, 2).flatten(2), attention.out_proj)
         return x + linear(F.gelu(linear(normed(x, self.final_layer_norm), self.fc1)), self.fc2)
 
 
@@ -106,10 +113,10 @@ class Tower(nn.Module):
 class Text(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        width, heads, self.half = TEXT["hidden_size"], TEXT["num_attention_heads"], TEXT["head_dim"] // 2
+        width, heads, self.pairs = TEXT["hidden_size"], TEXT["num_attention_heads"], TEXT["head_dim"] // 2
         self.embed_tokens = nn.Embedding(TEXT["vocab_size"], width)
         nn.init.normal_(self.embed_tokens.weight, std=0.05)
-        sizes = width, TEXT["intermediate_size"], heads, TEXT["num_key_value_heads"], 2 * self.half
+        sizes = width, TEXT["intermediate_size"], heads, TEXT["num_key_value_heads"], 2 * self.pairs
         self.layers = nn.ModuleList(Block(*sizes, qk_norm=True) for _ in range(TEXT["num_hidden_layers"]))
         self.norm = RMSNorm(width)
 
@@ -123,7 +130,7 @@ class Text(nn.Module):
         table = self.embed_tokens.weight.to(embeds.dtype)
         said = (ids[..., None] == torch.arange(len(table), device=ids.device)).to(table.dtype) @ table
         x = torch.where(heard, embeds.gather(1, at), said)
-        angles = place[:, None] * TEXT["rope_theta"] ** (-torch.arange(self.half, device=ids.device) / self.half)
+        angles = place[:, None] * TEXT["rope_theta"] ** (-torch.arange(self.pairs, device=ids.device) / self.pairs)
         rotary = angles.cos()[:, None], angles.sin()[:, None]
         for block in self.layers:
             x, _ = block(x, rotary, _causal)
