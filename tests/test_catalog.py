@@ -13,7 +13,7 @@ import pytest
 
 from models.interfaces.errors import CheckpointError
 from service.hub import EMBEDDED, embedded, locate
-from service.hub.catalog import Catalog, embedded_models, load_catalog
+from service.hub.catalog import DEMO_NOTICES, Catalog, embedded_models, load_catalog
 from service.link.config import EngineConfig
 from service.processes.config import COMPUTED, FIXED, engine_config
 from service.settings.reading import SettingsError
@@ -69,6 +69,14 @@ def test_no_model_means_the_embedded_ones() -> None:
     assert {model.name for model in catalog.models} == {"reprise/qwen2_vl", "reprise/voxcpm2"}
     assert all(model.demo for model in catalog.models)
     assert {Path(directory).name for directory in embedded_models()} == {"qwen2_vl", "voxcpm2"}
+
+
+def test_what_is_embedded_is_hosted_and_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(GOLDEN.parent / "qwen3_asr", tmp_path / "qwen3_asr")
+    for module in ("service.hub", "service.hub.catalog"):
+        monkeypatch.setattr(f"{module}.EMBEDDED", tmp_path)
+    (model,) = load_catalog(Settings()).models
+    assert model.name == "reprise/qwen3_asr" and "microphone" in DEMO_NOTICES[model.task]
 
 
 def test_an_embedded_model_is_named_as_it_is_served() -> None:

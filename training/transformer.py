@@ -37,12 +37,13 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, bias: bool) -> None:
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, bias: bool, qk_norm: bool) -> None:
         super().__init__()
         self.q_proj = nn.Linear(width, heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(width, kv_heads * head_dim, bias=bias)
         self.v_proj = nn.Linear(width, kv_heads * head_dim, bias=bias)
         self.o_proj = nn.Linear(heads * head_dim, width, bias=False)
+        self.q_norm, self.k_norm = (RMSNorm(head_dim) if qk_norm else nn.Identity() for _ in range(2))
 
 
 class MLP(nn.Module):
@@ -64,11 +65,12 @@ class Block(nn.Module):
         *,
         eps: float = 1e-6,
         bias: bool = False,
+        qk_norm: bool = False,
     ) -> None:
         super().__init__()
         self.head_dim, self.groups = head_dim, heads // kv_heads
         self.input_layernorm = RMSNorm(width, eps)
-        self.self_attn = Attention(width, heads, kv_heads, head_dim, bias)
+        self.self_attn = Attention(width, heads, kv_heads, head_dim, bias, qk_norm)
         self.post_attention_layernorm = RMSNorm(width, eps)
         self.mlp = MLP(width, inner)
 
@@ -76,6 +78,7 @@ class Block(nn.Module):
         y, attention, mlp = self.input_layernorm(x), self.self_attn, self.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         q, k, v = (linear(y, layer).unflatten(-1, (-1, self.head_dim)) for layer in projections)
+        q, k = attention.q_norm(q), attention.k_norm(k)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
         k, v = (kv.repeat_interleave(self.groups, dim=-2) for kv in (k, v))

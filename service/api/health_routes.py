@@ -109,7 +109,7 @@ def _card(context: ServerContext, model: HostedModel, name: str) -> ModelCard:
         max_model_len=context.max_model_len(model),
         kind=model.task,
         architecture=_architecture(context, model),
-        notice=DEMO_NOTICES[model.kind] if model.demo else UNSET,
+        notice=DEMO_NOTICES[model.task] if model.demo else UNSET,
     )
 
 

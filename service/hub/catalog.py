@@ -23,15 +23,15 @@ DATE = re.compile(r"-\d{4}-\d{2}-\d{2}\Z")
 """End of the name of a snapshot of OpenAI's."""
 OPENAI_PCM_RATE = 24_000
 """Hz, the rate at which clients made for OpenAI play pcm, which has no header that says it."""
-DEMO_NOTICES = {
+Task = Literal["chat", "speech", "embedding", "rerank", "transcription", "alignment"]
+DEMO_NOTICES: dict[Task, str] = {
     "chat": "small demonstration model: knows drawn shapes, colors, counts, charts, printed words and simple motion",
     "speech": "small demonstration voice: one voice under every name, English, best with the thousand words of its "
     "training",
+    "transcription": "small demonstration recogniser: knows synthetic voices and the thousand words of its training, "
+    "not people at a microphone",
 }
-"""Notices about the embedded models, by kind."""
-
-
-Task = Literal["chat", "speech", "embedding", "rerank", "transcription", "alignment"]
+"""Notices about the embedded models, by task."""
 TASKS: dict[str, Task] = {"qwen3-vl-embedding": "embedding", "qwen3-vl-reranker": "rerank"}
 """By what the name of a checkpoint contains in lower case: its config.json is that of a chat model."""
 

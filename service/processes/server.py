@@ -258,8 +258,8 @@ def print_banner(catalog: Catalog, device: str, url: str, page: bool) -> None:
     lines = [f"[bold]{url}/v1[/bold]", *([f"page     {url}/"] if page else [])]
     lines += [f"docs     {url}/docs", f"metrics  {url}/metrics", f"device   {device}", ""]
     for model in catalog.models:
-        does = {"chat": "sees", "speech": "speaks"}[model.kind]
+        does = "hears" if model.task == "transcription" else {"chat": "sees", "speech": "speaks"}[model.kind]
         lines.append(f"{', '.join(model.names)} [dim]({does})[/dim]")
         if model.demo:
-            lines.append(f"  [yellow]{DEMO_NOTICES[model.kind]}; serve a real model with --model[/yellow]")
+            lines.append(f"  [yellow]{DEMO_NOTICES[model.task]}; serve a real model with --model[/yellow]")
     Console(stderr=True).print(Panel("\n".join(lines), title="Reprise is ready", expand=False, highlight=False))

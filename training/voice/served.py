@@ -38,10 +38,20 @@ class Speech:
 
 
 class Served:
-    """On the CPU, where a few hundred prompts are stepped together."""
+    """On the CPU, where a few hundred prompts are stepped together, or on a GPU in bfloat16."""
 
-    def __init__(self, directory: Path, *, cfg: float = 2.0, steps: int = 10, temperature: float = 1.0) -> None:
-        self.model: VoxCPM2 = load_model(directory, torch.device("cpu"), torch.float32)
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        cfg: float = 2.0,
+        steps: int = 10,
+        temperature: float = 1.0,
+        device: torch.device | None = None,
+    ) -> None:
+        self.device = device or torch.device("cpu")
+        self._dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.model: VoxCPM2 = load_model(directory, self.device, self._dtype)
         self.processor = load_processor(directory)
         self._steps = steps
         self._settings = {"active": True, "cfg": cfg, "temperature": temperature, "min_patches": 2}
@@ -58,8 +68,11 @@ class Served:
         """[n, P, D] -> samples at 48 kHz."""
         return self.model.vae.decoder(patches.flatten(0, 1).T[None])[0, 0]
 
-    @torch.inference_mode()
     def speak(self, prompts: list[Prompt]) -> list[Speech]:
+        with torch.inference_mode(), self.device:
+            return self._speak(prompts)
+
+    def _speak(self, prompts: list[Prompt]) -> list[Speech]:
         layouts = [
             self.processor.layout(
                 self.processor.tokenize(prompt.text),
@@ -68,16 +81,16 @@ class Served:
             )
             for prompt in prompts
         ]
-        ids = [torch.from_numpy(layout.token_ids.astype(np.int64)) for layout in layouts]
+        ids = [torch.tensor(layout.token_ids.astype(np.int64)) for layout in layouts]
         lengths = torch.tensor([len(each) for each in ids])
         pages = -(-max(len(each) + prompt.max_patches for each, prompt in zip(ids, prompts, strict=True)) // _PAGE)
         caches = [
-            spec.allocate(1 + pages * len(prompts), _PAGE, torch.device("cpu"), torch.float32)
+            spec.allocate(1 + pages * len(prompts), _PAGE, self.device, self._dtype)
             for spec in self.model.cache_specs()
         ]
         state = self._state(prompts, lengths, pages)
         positions = [torch.arange(len(each)) for each in ids]
-        is_patch = torch.cat([torch.from_numpy(layout.audio_mask) for layout in layouts])
+        is_patch = torch.cat([torch.tensor(layout.audio_mask) for layout in layouts])
         ends = lengths.cumsum(0)
         inputs = {
             "token_ids": torch.cat(ids),

@@ -1,0 +1,111 @@
+"""The recogniser's training sees the prompts, features and logits of the product."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from models.qwen3_asr.model import load_model
+from models.qwen3_asr.processor import load_processor
+from tests.support.chat_golden import encode, generate, largest_difference
+from training.hearing.batches import SECONDS, Batches, Store, phones, together
+from training.hearing.checkpoint import Vocabulary, publish
+from training.hearing.network import Features, Network
+from training.hearing.sounds import SAMPLE_RATE, SOUND, write
+from training.hearing.train import Trainer
+from training.voice.corpus import Reader
+
+CPU = torch.device("cpu")
+TEXTS = ("The small cat sat.", "It costs 12 dollars.", "Anna, who?")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Three utterances of phones 1, 2 and 3 that are tones, and noise."""
+    random, lengths = np.random.default_rng(0), (40, 70, 55)
+    tones = [8000 * np.sin(np.arange(SOUND * n) * 0.05 * k) for k, n in enumerate(lengths, 1)]
+    said = [
+        (text, tone.astype(np.int16), np.full(len(tone) // SOUND, k, np.uint8))
+        for k, (text, tone) in enumerate(zip(TEXTS, tones, strict=True), 1)
+    ]
+    write(tmp_path / "voices-0.npz", said)
+    hiss = (1000 * random.standard_normal(60 * SAMPLE_RATE)).astype(np.int16)
+    write(tmp_path / "noise-0.npz", [("", hiss, np.full(len(hiss) // SOUND, 255, np.uint8))])
+    return tmp_path
+
+
+@pytest.fixture
+def store(data: Path) -> Store:
+    store = Store(0.1, CPU, Vocabulary())
+    store.take_in(Reader(data), 2)
+    return store
+
+
+def batches(store: Store) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """One of each length."""
+    source, seen = Batches(store, Vocabulary(), 24, 3), set[int]()
+    while len(seen) < len(SECONDS):
+        batch = source.batch()
+        if (seconds := int(batch.pop("seconds"))) not in seen:
+            seen.add(seconds)
+            yield seconds, batch
+
+
+def test_logits_are_those_of_the_product(store: Store, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    network = Network()
+    for parameter in network.parameters():
+        # Norms of one and biases of zero would hide mistakes in them.
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    network.load_state_dict({name: value.bfloat16().float() for name, value in network.state_dict().items()})
+    publish(tmp_path / "checkpoint", network.state_dict())
+    model, processor = load_model(tmp_path / "checkpoint", CPU, torch.float32), load_processor(tmp_path / "checkpoint")
+    for seconds, batch in batches(store):
+        wave, found = together(batch, store, seconds)
+        mel = Features()(wave, found["total"] // 160, torch.zeros_like(found["bank"]))
+        with torch.no_grad():
+            embeds, _ = network.audio_tower(mel, found["rows"])
+            logits = network.model(batch["ids"], embeds, found["begin"], found["rows"])
+        at = {name: int(value[0]) for name, value in found.items()}
+        item = processor.item(wave[0, 200 : 200 + at["total"]].numpy())
+        assert largest_difference(encode(model.encoder, [item], CPU), embeds[0, : at["rows"]]) < 2e-4
+        ids = batch["ids"][0].tolist()
+        said = ids[at["answer"] : at["length"]]
+        context = processor.tokenizer.decode(ids[3 : at["begin"] - 6]).decode()
+        prompt = processor.prompt(item, context=context)
+        front = [0 if token == processor.config.audio_token_id else token for token in prompt.token_ids.tolist()]
+        assert front == ids[: at["answer"]]
+        _, steps, _ = generate(model, prompt, len(said), forced=said)
+        assert largest_difference(steps, logits[0, at["answer"] - 1 : at["length"] - 1]) < 2e-3
+
+
+def test_items_say_their_texts_and_phones(store: Store) -> None:
+    vocabulary, heard = Vocabulary(), list[str]()
+    for seconds, batch in batches(store):
+        _, found = together(batch, store, seconds)
+        wanted = phones(found, store, seconds)
+        for row, (first, end) in enumerate(zip(found["answer"].tolist(), found["length"].tolist(), strict=True)):
+            heard.append(vocabulary.text(batch["ids"][row, first:end].tolist()))
+            if sounds := {k for k, part in enumerate(TEXTS, 1) if part in heard[-1]}:
+                assert set(wanted[row].unique().tolist()) - {0, 255} == sounds
+    assert any(TEXTS[0] in text for text in heard) and any("language None" in text for text in heard)
+
+
+def test_a_step_learns_and_is_taken_up_again(data: Path, tmp_path: Path) -> None:
+    options = Namespace(data=data, rate=2e-3, seed=0, hours=0.1, least=0.001, audio=8)
+    trainer = Trainer(options)
+    first = {name: value.clone() for name, value in trainer.network.state_dict().items()}
+    losses = [trainer.step(0.0, nth) for nth in range(2)]
+    assert all(torch.isfinite(value) for part in losses for value in part.values())
+    changed = [name for name, value in trainer.network.state_dict().items() if not torch.equal(value, first[name])]
+    assert len(changed) == len(first)
+    other = Trainer(options)
+    other.restore(trainer.state())
+    for ours, theirs in zip(other.optimiser.average.values, trainer.optimiser.average.values, strict=True):
+        assert torch.equal(ours, theirs.bfloat16().float())
