@@ -183,8 +183,8 @@ def vocabulary_of(directory: Path) -> dict[str, int]:
 def main() -> None:
     parser = loop.arguments(__doc__, seconds=60.0, rate=2e-3)
     parser.add_argument("--decay", type=float, default=0.0, help="seconds at the end in which the rate falls")
-    parser.add_argument("--blocks", type=int, default=12, help="a batch")
-    parser.add_argument("--pool", type=int, default=768)
+    parser.add_argument("--blocks", type=int, default=6, help="a batch")
+    parser.add_argument("--pool", type=int, default=384)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--held-out", type=int, default=100, help="questions of each gate to measure with")
     parser.add_argument("--auxiliary", type=float, default=0.3, help="weight of the losses of cells")
