@@ -37,7 +37,9 @@ from training.vision.scenes import VIDEO_MIN_PIXELS
 from training.vision.vocabulary import PUBLISHED
 
 DATA = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-GATES = {"right": 0.92, "refused": 0.02, "honest": 0.95, "invented": 0.03}
+_HONEST = ("picture", "drawing", "plot", "sign", "clip")
+GATES = {"right": 0.92, "refused": 0.02, **{f"honest of a {kind}": 0.95 for kind in _HONEST}}
+"""Least shares; of what is refused the largest."""
 ASKED = (
     "What is this?",
     "Describe the picture.",
@@ -186,7 +188,8 @@ def said(
             "text_cu": torch.tensor([0, n], dtype=torch.int32),
             "selected": torch.tensor([n - 1]),
         }
-        now = replace(batch, **{name: value.to(vision.device) for name, value in step.items()})
+        moved = {name: value.to(vision.device) for name, value in step.items()}
+        now = replace(batch, **moved, longest=max(LONGEST, n))
         token = int(network.logits(network.model(now, vision)).argmax())
         if token == encoder.end:
             break
@@ -201,57 +204,41 @@ def is_right(answer: str, expected: str) -> bool:
     return all(any(word in answer for word in words.split("|")) for words in expected.split(","))
 
 
-def others(pictures: Path | None) -> Iterator[tuple[str, list[Image.Image]]]:
-    """What is to be refused, by kind: one image, or the frames of a clip. pictures: a directory that `save` wrote."""
+def others() -> Iterator[tuple[str, list[Image.Image]]]:
+    """What is to be refused, by kind: one image, or the frames of a clip."""
     yield from (("drawing", [drawn(scene)]) for scene in DATA["other"].values())
-    if pictures:
-        yield from ((path.stem.split("_")[0], [Image.open(path)]) for path in sorted(pictures.iterdir()))
-    else:
-        yield from (("plot", [image]) for image in plots())
-        yield from (("sign", [image]) for image in signs())
+    yield from (("plot", [image]) for image in plots())
+    yield from (("sign", [image]) for image in signs())
     yield from (("clip", frames) for frames in clips())
 
 
-def save(directory: Path) -> None:
-    """Writes what needs matplotlib, for machines that have none."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for kind, images in (("plot", plots()), ("sign", signs())):
-        for nth, image in enumerate(images):
-            image.save(directory / f"{kind}_{nth:03}.webp", quality=90)
-
-
 @torch.no_grad()
-def measure(network: Network, encoder: Encoder, pictures: Path | None) -> dict[str, Any]:
-    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+def measure(network: Network, encoder: Encoder) -> dict[str, Any]:
+    """Shares of right and refused answers to what is known and of honest ones to what is not, and what went wrong."""
+    found: dict[str, list[bool]] = defaultdict(list)
     wrong: list[str] = []
     for name, scene in DATA["known"].items():
         shown = picture([drawn(scene)])
         sight = seen(network, shown)
         for question, expected in scene["asks"]:
             answer = said(network, encoder, shown, sight, question)
-            refused, right = answer.startswith(ONLY[:11]), is_right(answer, expected)
-            for kind, value in (("right", right), ("refused", refused)):
-                counts[kind][0] += value
-                counts[kind][1] += 1
-            if not right:
+            found["right"].append(is_right(answer, expected))
+            found["refused"].append(answer.startswith(ONLY[:11]))
+            if not found["right"][-1]:
                 wrong.append(f"{name} | {question} | {answer}")
-    for nth, (kind, images) in enumerate(others(pictures)):
-        question = ASKED[nth % (4 if len(images) == 1 else 5)]
-        shown = picture(images)
+    for nth, (kind, images) in enumerate(others()):
+        shown, question = picture(images), ASKED[nth % (4 if len(images) == 1 else 5)]
         answer = said(network, encoder, shown, seen(network, shown), question, 24)
         honest = ONLY.startswith(answer) or answer == MANY
-        for name in (f"honest of a {kind}", *(("honest of pictures",) if kind != "clip" else ())):
-            counts[name][0] += honest
-            counts[name][1] += 1
+        for name in (kind, "clip" if kind == "clip" else "picture"):
+            found[f"honest of a {name}"].append(honest)
         if not honest:
             wrong.append(f"{kind} {nth}, {len(images)} frames | {question} | {answer}")
-    shares = {name: round(hits / number, 4) for name, (hits, number) in counts.items()}
+    shares = {name: round(sum(values) / len(values), 4) for name, values in found.items()}
     failed = [
-        *(["right"] if shares["right"] < GATES["right"] else []),
-        *(["refused"] if shares["refused"] > GATES["refused"] else []),
-        *(name for name, share in shares.items() if name.startswith("honest") and share < GATES["honest"]),
+        name for name, share in shares.items() if (share > GATES[name] if name == "refused" else share < GATES[name])
     ]
-    return {"asked": {name: number for name, (_, number) in counts.items()}, **shares, "failed": failed, "wrong": wrong}
+    return {"asked": {name: len(values) for name, values in found.items()}, **shares, "failed": failed, "wrong": wrong}
 
 
 def main() -> None:
@@ -259,18 +246,13 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=PUBLISHED)
     parser.add_argument("--weights", type=Path, help="default: the checkpoint's")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--save", type=Path, help="directory to write what is to be refused into")
-    parser.add_argument("--pictures", type=Path, help="a directory that --save wrote")
     options = parser.parse_args()
-    if options.save:
-        save(options.save)
-        return
     weights = options.weights or options.directory / "model.safetensors"
-    found = measure(load(weights, device()), Encoder(options.directory), options.pictures)
-    report = {"sha256": hashes(weights)[weights.name], **found}
+    found = measure(load(weights, device()), Encoder(options.directory))
+    report = json.dumps({"sha256": hashes(weights)[weights.name], **found}, indent=1, ensure_ascii=False)
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(json.dumps(report, indent=1, ensure_ascii=False))
+        options.json.write_text(report + "\n", encoding="utf-8")
+    print(report)
     sys.exit(bool(found["failed"]))
 
 
