@@ -59,7 +59,7 @@ INKS = ("black", "red", "blue", "green", "purple", "brown", "white", "orange", "
 
 
 def plural(shape: str) -> str:
-    return shape + ("es" if shape == "cross" else "s")
+    return shape + ("es" if shape.endswith("cross") else "s")
 
 
 def contrast(first: RGB, second: RGB) -> float:

@@ -421,8 +421,7 @@ def exists(ask: Ask) -> Turn | None:
         else:
             return None
     said = f"there is {article(name)}" if right else f"there is no {name}"
-    things = name.rsplit(" ", 1)[0] + " " + plural(name.split()[1]) if " " in name else plural(name)
-    return ask.yes_or_no("exists", right, said, article=article(name), things=things)
+    return ask.yes_or_no("exists", right, said, article=article(name), things=plural(name))
 
 
 def compare_yn(ask: Ask) -> Turn | None:
@@ -592,12 +591,13 @@ def read(ask: Ask) -> Turn | None:
     if not lines and ask.random.random() < 0.7:
         return None
     answer = f"It says {joined([quoted(line) for line in lines])}." if lines else "I see no text."
-    kinds = ("number", "word", "letter")
-    if lines:
-        text = lines[0]
-        kinds = (
-            ("number",) if text.isdigit() else ("letter",) if len(text) == 1 else ("word",) if text.isalpha() else ()
-        )
+    text = lines[0] if lines else ""
+    suits = {
+        "number": text.isdigit(),
+        "word": text.isalpha() and len(text) > 1,
+        "letter": text.isalpha() and len(text) == 1,
+    }
+    kinds = [kind for kind, fits in suits.items() if fits or not lines]
     spoken = not ask.held_out and len(lines) < 2 and kinds and ask.random.random() < 0.35
     task = f"read_{ask.random.choice(kinds)}" if spoken else "read"
     turn = ask.turn(task, answer, {"text": " ".join(lines)})
