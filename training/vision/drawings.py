@@ -79,14 +79,13 @@ class Sheet:
         if shake and random.random() < 0.4:
             colors = [self.ink] * 9 + [self.paper]
         edge = self.ink if edged or not filled else None
-        for kind, number, *words in ((part[0], int(part[1]), *part[2:].split()) for part in program.split(";")):
+        for part in program.split(";"):
+            kind, words = part[0], part[2:].split()
             if kind in "tg" or random.random() < 0.05:
                 shake = min(shake, 1.0)
             values = [float(word) + random.uniform(-shake, shake) for word in words if word != "o"]
-            color, hollow = colors[number], "o" in words or not filled
-            across = [
-                box[0] + (100 - v if flip and kind not in "tg" else v) / 100 * (box[2] - box[0]) for v in values[::2]
-            ]
+            color, hollow, turned = colors[int(part[1])], "o" in words or not filled, flip and kind not in "tg"
+            across = [box[0] + (100 - v if turned else v) / 100 * (box[2] - box[0]) for v in values[::2]]
             down = [box[1] + v / 100 * (box[3] - box[1]) for v in values[1::2]]
             points = list(zip(across, down, strict=False))
             spread = [*map(min, zip(*points[:2], strict=True)), *(max(v) + 1 for v in zip(*points[:2], strict=True))]
@@ -99,11 +98,12 @@ class Sheet:
             elif kind == "p":
                 pen.polygon(points, None if hollow else color, edge or color, self.thick)
             elif kind in "ac":
-                turns = [180 - float(words[5]), 180 - float(words[4])] if flip else [float(word) for word in words[4:6]]
+                begin, end = map(float, words[4:6])
+                begin, end = (180 - end, 180 - begin) if flip else (begin, end)
                 if kind == "a":
-                    pen.arc(spread, *turns, fill=color, width=self.thick)
+                    pen.arc(spread, begin, end, fill=color, width=self.thick)
                 else:
-                    pen.pieslice(spread, *turns, None if hollow else color, edge or color, self.thick)
+                    pen.pieslice(spread, begin, end, None if hollow else color, edge or color, self.thick)
             else:
                 shape = pen.ellipse if kind == "e" else pen.rectangle
                 shape(spread, None if hollow else color, edge or color, self.thick)
@@ -229,9 +229,9 @@ def _plot(sheet: Sheet) -> None:
         for line in lines[: random.choice((2, 2, 4))]:
             pen.line(line, fill=ink, width=random.choice((2, 3, 4)))
         for index in range(random.randint(-4, 7)):
-            number = str(index * random.choice((1, 1, 5, 10, 25)))
-            sheet.text(left - size * 1.4, bottom - index / 7 * high - size / 2, number, size)
-            sheet.text(left + index / 7 * wide, bottom + 3, random.choice((number, number, sheet.words(1))), size)
+            tick = str(index * random.choice((1, 1, 5, 10, 25)))
+            sheet.text(left - size * 1.4, bottom - index / 7 * high - size / 2, tick, size)
+            sheet.text(left + index / 7 * wide, bottom + 3, random.choice((tick, tick, sheet.words(1))), size)
     if random.random() < 0.3:
         sheet.text(left + wide * 0.2, max(0, top - 1.3 * size), sheet.words(3), 1.2 * size)
     for _ in range(random.choice((1, 1, 2, 3))):
@@ -241,10 +241,8 @@ def _plot(sheet: Sheet) -> None:
         xs, half, dot = left + np.linspace(0, 1, number) * wide, wide / number * 0.4, random.uniform(4, 12)
         if kind == "p":
             draws = np.random.default_rng(random.getrandbits(32))
-            xs, ys = (
-                left + draws.uniform(0, 1, number) * wide,
-                ys + draws.normal(0, random.uniform(0, 0.2), number) * high,
-            )
+            xs = left + draws.uniform(0, 1, number) * wide
+            ys = ys + draws.normal(0, random.uniform(0, 0.2), number) * high
         spots = list(zip(xs, ys, strict=True))
         if kind == "l":
             pen.line(spots, fill=color, width=sheet.thick, joint="curve")
@@ -256,10 +254,8 @@ def _plot(sheet: Sheet) -> None:
                 continue
             if kind == "x":
                 pen.line((x, y - 3 * half, x, y + 3 * half), fill=ink, width=3)
-            box = (
-                (x - half, y, x + half, max(y, bottom)) if kind == "b" else (x - half, y - half, x + half, y + 2 * half)
-            )
-            pen.rectangle(box, color, ink)
+            up, under = (y, max(y, bottom)) if kind == "b" else (y - half, y + 2 * half)
+            pen.rectangle((x - half, up, x + half, under), color, ink)
 
 
 def _map(sheet: Sheet) -> None:

@@ -108,8 +108,9 @@ def signs() -> Iterator[Image.Image]:
     data, random = Path(matplotlib.get_data_path()), Random(3)
     for code in "☀☁☂☃☎☕☘☠☢☮☯☹☺♈♋♔♘♚♛♞♠♣♥♨♪♫♻⚀⚄⚐⚑⚒⚓⚔⚖⚗⚙⚛⚠⚡⛀✀✂✆✈✉✌✍✎✒❀❁❄❤":
         face = ImageFont.truetype(data / "fonts/ttf/DejaVuSans.ttf", random.randint(120, 260))
-        image = Image.new("RGB", (320, 320), random.choice(("white", "white", "#f4f0e0", "#202430")))
-        ink = "white" if image.getpixel((0, 0))[0] < 99 else random.choice(("black", "red", "navy", "darkgreen"))
+        paper = random.choice(("white", "white", "#f4f0e0", "#202430"))
+        image = Image.new("RGB", (320, 320), paper)
+        ink = "white" if paper == "#202430" else random.choice(("black", "red", "navy", "darkgreen"))
         ImageDraw.Draw(image).text((160, 160), code, fill=ink, font=face, anchor="mm")
         yield image
     for path in (*sorted((data / "images").glob("*_large.png")), data / "sample_data/grace_hopper.jpg"):

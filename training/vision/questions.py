@@ -681,7 +681,9 @@ def size(ask: Ask) -> Turn | None:
     if figure and ask.random.random() < 0.5:
         return ask.turn("only_size", f"The {figure.shape} is {figure.size}.", about=figure)
     figure = ask.one(shape_of)
-    return figure and ask.turn("size", f"The {figure.shape} is {figure.size}.", about=figure, shape=figure.shape)
+    if figure is None:
+        return None
+    return ask.turn("size", f"The {figure.shape} is {figure.size}.", about=figure, shape=figure.shape)
 
 
 def size_yn(ask: Ask) -> Turn | None:
@@ -910,7 +912,7 @@ def not_known(ask: Ask) -> Turn | None:
     """A question of seeing about a picture of what this world does not hold."""
     if not ask.picture.strange:
         return None
-    tasks = _MOVING if ask.picture.motion and ask.random.random() < 0.4 else (*_SEEING, *_CHARTS)
+    tasks: tuple[str, ...] = _MOVING if ask.picture.motion and ask.random.random() < 0.4 else (*_SEEING, *_CHARTS)
     if not ask.held_out and ask.random.random() < 0.5:
         tasks = _SPOKEN
     return Turn("not_known", _of_seeing(ask, ask.random.choice(tasks)), ONLY)
