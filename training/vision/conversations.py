@@ -18,6 +18,7 @@ from training.vision.charts import chart_picture
 from training.vision.pictures import CELL, Picture
 from training.vision.questions import MAKERS, Ask, Turn, follow_up
 from training.vision.scenes import (
+    arranged_picture,
     crowded_picture,
     overlapping_picture,
     plain_picture,
@@ -58,6 +59,7 @@ DRAW: dict[str, Callable[[Random, bool], list[Picture]]] = {
     "strange": lambda random, held_out: [strange_picture(random)],
     "strange clip": lambda random, held_out: [strange_clip(random)],
     "overlap": lambda random, held_out: [overlapping_picture(random)],
+    "arranged": lambda random, held_out: [arranged_picture(random)],
     "crowd": lambda random, held_out: [crowded_picture(random)],
     "plain": lambda random, held_out: [plain_picture(random)],
     "none": lambda random, held_out: [],

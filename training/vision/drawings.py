@@ -213,7 +213,7 @@ def _plot(sheet: Sheet) -> None:
     random, pen, ink = sheet.random, sheet.pen, sheet.ink
     left, top, right, bottom = sheet.box(0.6)
     wide, high, size = right - left, bottom - top, random.uniform(16, 34)
-    kind, faint = random.choice("llllppabsx"), random.random() < 0.3
+    kind, faint = random.choice("lllppabbbsx"), random.random() < 0.3
     for part in np.linspace(0, 1, random.randint(4, 9)):
         if faint:
             pen.line((left, bottom - part * high, right, bottom - part * high), fill=sheet.colors[3], width=2)

@@ -127,8 +127,8 @@ def look_of(random: Random, shape: str, ground: RGB) -> Look:
         angle += math.pi / 2
     if shape == "ring":
         hollow = random.uniform(*random.choice(((0.2, 0.4), (0.05, 0.2))))
-    elif random.random() < (0.15 if shape in ("square", "triangle", "rectangle") else 0.06) and shape != "circle":
-        hollow = random.uniform(*random.choice(((0.18, 0.28), (0.05, 0.18))))
+    elif random.random() < (0.2 if shape in ("square", "triangle", "rectangle") else 0.08) and shape != "circle":
+        hollow = random.uniform(*random.choice(((0.18, 0.28), (0.03, 0.18))))
     elif random.random() < 0.1:
         edge = (20, 20, 20) if ground[0] > 128 else (240, 240, 240)
     return Look(angle, apex, random.uniform(0.3, 0.68), hollow, edge)

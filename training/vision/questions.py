@@ -686,6 +686,12 @@ def size(ask: Ask) -> Turn | None:
     return ask.turn("size", f"The {figure.shape} is {figure.size}.", about=figure, shape=figure.shape)
 
 
+def only_place(ask: Ask) -> Turn | None:
+    figure = _only(ask)
+    answer = f"The {figure.name} is {place(figure, ask.picture)}." if figure else ""
+    return ask.turn("only_place", answer, about=figure) if figure else None
+
+
 def size_yn(ask: Ask) -> Turn | None:
     figure = _only(ask) or ask.one(shape_of)
     if figure is None:
@@ -765,7 +771,7 @@ def together(ask: Ask) -> Turn | None:
     if task.startswith("most"):
         alone = number > 1 and all(count < number for _, count in others)
         return ask.turn(task, f"Most are {named[0]}.") if alone else None
-    if others and random.random() < 0.5:
+    if others and random.random() < 0.7:
         return None
     each = list(colors) if held is colors else [counted(number, name, plural(name)) for name, number in shapes.items()]
     return ask.yes_or_no(task, not others, f"I see {joined(each)}" if others else f"all are {named[0]}")
@@ -912,8 +918,12 @@ def not_known(ask: Ask) -> Turn | None:
     """A question of seeing about a picture of what this world does not hold."""
     if not ask.picture.strange:
         return None
-    tasks: tuple[str, ...] = _MOVING if ask.picture.motion and ask.random.random() < 0.4 else (*_SEEING, *_CHARTS)
-    if not ask.held_out and ask.random.random() < 0.5:
+    tasks: tuple[str, ...] = (
+        _MOVING
+        if ask.picture.motion and ask.random.random() < 0.4
+        else (*_SEEING, "count", "count", "exists", *_CHARTS)
+    )
+    if not ask.held_out and ask.random.random() < 0.4:
         tasks = _SPOKEN
     return Turn("not_known", _of_seeing(ask, ask.random.choice(tasks)), ONLY)
 
@@ -1064,7 +1074,20 @@ MAKERS: dict[str, Maker] = {
             *(is_shape, is_color, where, largest, shape_in_keys, bar_in_keys, count, relation, relation_yn, beside),
             *(exists, compare_yn, larger_of, more_yn, at_place, color_at, describe, read, read_line, chart_most),
             *(chart_value, chart_title, direction, moves_yn, change, which_more, which_has, in_nth, thing, knowledge),
-            *(no_picture, not_known, unknown, says_yn, greater, size, size_yn, round_yn, either, of_two, together),
+            *(
+                no_picture,
+                not_known,
+                unknown,
+                says_yn,
+                greater,
+                size,
+                only_place,
+                size_yn,
+                round_yn,
+                either,
+                of_two,
+                together,
+            ),
             *(in_order, ground_yn),
         )
     },

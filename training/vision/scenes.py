@@ -71,6 +71,24 @@ def overlapping_picture(random: Random) -> Picture:
     return canvas.finish()
 
 
+def arranged_picture(random: Random) -> Picture:
+    """Two to six shapes of any one size, evenly spaced in a row, a column or two rows, often alike."""
+    size, (shade, name) = canvas_size(random), named_ground(random)
+    canvas, number = Canvas(random, *size, shade, ground_name=name), random.randint(2, 6)
+    rows = random.choice((1, 1, number, 2 if number % 2 == 0 else 1))
+    alike = random.choice(("shape", "color", "both", "none"))
+    shapes, colors = random.choices(SHAPE_NAMES, k=number), random.choices(COLOR_NAMES, k=number)
+    wide, high = size[0] / (number // rows), size[1] / rows
+    radius = max(10.0, min(wide, high) * random.uniform(0.2, 0.4))
+    for nth in range(number):
+        shape, color = shapes[nth * (alike not in ("shape", "both"))], colors[nth * (alike not in ("color", "both"))]
+        x, y = (nth % (number // rows) + 0.5) * wide, (nth // (number // rows) + 0.5) * high
+        if (found := canvas.shade(color)) is not None:
+            figure = Figure(shape, color, "medium", x, y, radius)
+            canvas.figure(figure, found, look_of(random, shape, canvas.ground))
+    return canvas.finish()
+
+
 def plain_picture(random: Random) -> Picture:
     """Nothing but one colour. Black and white ones are empty pictures, which `shapes_picture` has among others."""
     name = random.choice([name for name in COLOR_NAMES if name not in ("black", "white")])
