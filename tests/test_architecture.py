@@ -31,9 +31,9 @@ LINES = {
     "models/qwen_vl": 2_455,
     "models/text": 983,
     "models/voxcpm2": 3_250,
-    "training": 6_900,
+    "training": 8_250,
     "benchmarks": 9_000,
-    "tests": 54_362,
+    "tests": 54_550,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 45_000

@@ -7,11 +7,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from models.checkpoints.registry import family_of
 from models.qwen_vl.processor import load_processor
 from tests.support.processes import ROOT
-from training.vision.checkpoint import make
+from training.vision import outside
+from training.vision.checkpoint import load, make
+from training.vision.conversations import Encoder
 from training.vision.gates import NAMES, NOT_PROMISED, Scores
 from training.vision.vocabulary import PUBLISHED as DIRECTORY
 
@@ -48,3 +51,16 @@ def test_any_text_survives_the_tokenizer() -> None:
     ids = processor.tokenize(text)
     assert b"".join(processor.detokenize([token]) for token in ids).decode() == text
     assert max(ids) < processor.vocab_size
+
+
+@torch.no_grad()
+def test_questions_by_hand_are_asked_and_judged() -> None:
+    network, shown = (
+        load(WEIGHTS, torch.device("cpu")),
+        outside.picture([outside.drawn(outside.DATA["known"]["HELLO"])]),
+    )
+    answer = outside.said(network, Encoder(DIRECTORY), shown, outside.seen(network, shown), "What does it say?")
+    assert answer == 'It says "HELLO".'
+    assert outside.is_right(answer, "word|hello,says") and not outside.is_right(answer, "hello,world")
+    assert sum(len(scene["asks"]) for scene in outside.DATA["known"].values()) >= 150
+    assert sum(len(frames) for frames in outside.clips()) > 900

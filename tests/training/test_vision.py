@@ -126,7 +126,7 @@ def test_steps_lower_the_loss(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer()), "utf-8")
     ((block, _),) = pack(Encoder(tmp_path), [EXAMPLES["a picture and two turns"], EXAMPLES["a video"]])
     torch.manual_seed(0)
-    trainer = Trainer(SHAPE, OPTIONS, None, [])
+    trainer = Trainer(SHAPE, OPTIONS, None)
     flat = np.concatenate([array.reshape(-1).view(np.uint8) for array in block.values()])
     assert flat.size == BLOCK_BYTES
     trainer.rows[0] = torch.from_numpy(flat)

@@ -23,12 +23,12 @@ from training.vision.network import LETTERS_PER_CELL, UNKNOWN, Network, Packed
 from training.vision.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES
 from training.vision.pictures import CELL, Picture
 
-PATCHES, FRAMES, TOKENS, LABELS = 6144, 8192, 6144, 1920
-SEGMENTS, SEQUENCES = 40, 72
-LONGEST = 1280
+PATCHES, FRAMES, TOKENS, LABELS = 12288, 16384, 12288, 3840
+SEGMENTS, SEQUENCES = 72, 136
+LONGEST = 2304
 _SPARE = 8
 LETTERS = " " + "".join(chr(code) for code in range(33, 127)) + "£€°"
-_CONSTANT = {"thing", "knowledge", "who", "skills", "hello", "thanks", "no_picture", "not_known"}
+_CONSTANT = {"thing", "knowledge", "who", "skills", "hello", "thanks", "no_picture", "not_known", "unknown"}
 FIELDS: dict[str, tuple[tuple[int, ...], type]] = {
     "frames": ((FRAMES, 588), np.uint8),
     "frame_starts": ((FRAMES,), np.int16),

@@ -17,8 +17,16 @@ from models.qwen_vl.positions import mrope_positions
 from training.vision.charts import chart_picture
 from training.vision.pictures import CELL, Picture
 from training.vision.questions import MAKERS, Ask, Turn, follow_up
-from training.vision.scenes import crowded_picture, plain_picture, shapes_picture, text_picture, video_clip
-from training.vision.strange import strange_picture
+from training.vision.scenes import (
+    arranged_picture,
+    crowded_picture,
+    overlapping_picture,
+    plain_picture,
+    shapes_picture,
+    text_picture,
+    video_clip,
+)
+from training.vision.strange import strange_clip, strange_picture
 
 DEFAULT_SYSTEM = "You are a helpful assistant."
 SYSTEMS = (
@@ -49,6 +57,9 @@ DRAW: dict[str, Callable[[Random, bool], list[Picture]]] = {
     "video": lambda random, held_out: [video_clip(random)],
     "two": _two,
     "strange": lambda random, held_out: [strange_picture(random)],
+    "strange clip": lambda random, held_out: [strange_clip(random)],
+    "overlap": lambda random, held_out: [overlapping_picture(random)],
+    "arranged": lambda random, held_out: [arranged_picture(random)],
     "crowd": lambda random, held_out: [crowded_picture(random)],
     "plain": lambda random, held_out: [plain_picture(random)],
     "none": lambda random, held_out: [],

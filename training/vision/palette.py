@@ -41,9 +41,13 @@ COLORS = {
     "brown": ColorRange((18, 30), (0.5, 0.87), (0.32, 0.56), ((165, 42, 42), (139, 69, 19), (140, 86, 75))),
     "black": ColorRange((0, 360), (0.0, 0.1), (0.0, 0.12), ((0, 0, 0),)),
     "white": ColorRange((0, 360), (0.0, 0.03), (0.95, 1.0), ((255, 255, 255),)),
+    "cyan": ColorRange((174, 190), (0.7, 1.0), (0.85, 1.0), ((0, 255, 255), (0, 255, 255), (23, 190, 207))),
+    "magenta": ColorRange((296, 308), (0.75, 1.0), (0.9, 1.0), ((255, 0, 255),)),
     "gray": ColorRange((0, 360), (0.0, 0.05), (0.41, 0.66), ((128, 128, 128), (127, 127, 127), (105, 105, 105))),
 }
 COLOR_NAMES = tuple(COLORS)
+SPELLED = ("cyan", "magenta")
+"""Colours without a token of their own."""
 SHAPE_NAMES = ("circle", "square", "triangle", "star", "ring", "cross", "rectangle", "oval")
 SIZE_NAMES = ("small", "medium", "large")
 SIZES = {"small": (0.065, 0.09), "medium": (0.12, 0.145), "large": (0.19, 0.24)}
@@ -55,7 +59,7 @@ INKS = ("black", "red", "blue", "green", "purple", "brown", "white", "orange", "
 
 
 def plural(shape: str) -> str:
-    return shape + ("es" if shape == "cross" else "s")
+    return shape + ("es" if shape.endswith("cross") else "s")
 
 
 def contrast(first: RGB, second: RGB) -> float:
@@ -122,9 +126,9 @@ def look_of(random: Random, shape: str, ground: RGB) -> Look:
     if shape in ("rectangle", "oval") and random.random() < 0.5:
         angle += math.pi / 2
     if shape == "ring":
-        hollow = random.uniform(0.2, 0.4)
-    elif shape in ("square", "triangle", "rectangle") and random.random() < 0.1:
-        hollow = random.uniform(0.18, 0.28)
+        hollow = random.uniform(*random.choice(((0.2, 0.4), (0.05, 0.2))))
+    elif random.random() < (0.2 if shape in ("square", "triangle", "rectangle") else 0.08) and shape != "circle":
+        hollow = random.uniform(*random.choice(((0.18, 0.28), (0.03, 0.18))))
     elif random.random() < 0.1:
         edge = (20, 20, 20) if ground[0] > 128 else (240, 240, 240)
     return Look(angle, apex, random.uniform(0.3, 0.68), hollow, edge)

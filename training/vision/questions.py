@@ -6,15 +6,17 @@ Counts, colours and places in the answers are facts of the generator. MAKERS has
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from random import Random
 
 from training.vision import wordings
-from training.vision.palette import COLOR_NAMES, SHAPE_NAMES, plural
+from training.vision.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, plural
 from training.vision.pictures import Chart, Figure, Picture
-from training.vision.words import PLACES, SEEN_THINGS, UNSEEN_THINGS
+from training.vision.words import PLACES, SEEN_THINGS, SEEN_WORDS, UNSEEN_THINGS
 
 ORDINALS = ("first", "second", "third")
 MOST_SHAPES = 6
@@ -419,7 +421,7 @@ def exists(ask: Ask) -> Turn | None:
         else:
             return None
     said = f"there is {article(name)}" if right else f"there is no {name}"
-    return ask.yes_or_no("exists", right, said, article=article(name))
+    return ask.yes_or_no("exists", right, said, article=article(name), things=plural(name))
 
 
 def compare_yn(ask: Ask) -> Turn | None:
@@ -589,7 +591,16 @@ def read(ask: Ask) -> Turn | None:
     if not lines and ask.random.random() < 0.7:
         return None
     answer = f"It says {joined([quoted(line) for line in lines])}." if lines else "I see no text."
-    turn = ask.turn("read", answer, {"text": " ".join(lines)})
+    text = lines[0] if lines else ""
+    suits = {
+        "number": text.isdigit(),
+        "word": text.isalpha() and len(text) > 1,
+        "letter": text.isalpha() and len(text) == 1,
+    }
+    kinds = [kind for kind, fits in suits.items() if fits or not lines]
+    spoken = not ask.held_out and len(lines) < 2 and kinds and ask.random.random() < 0.35
+    task = f"read_{ask.random.choice(kinds)}" if spoken else "read"
+    turn = ask.turn(task, answer, {"text": " ".join(lines)})
     return Turn("read_json" if ask.json else "read" if len(lines) < 2 else "read_lines", turn.question, turn.answer)
 
 
@@ -632,6 +643,168 @@ def chart_title(ask: Ask) -> Turn | None:
     if not chart.title:
         return ask.turn("chart_title", "The chart has no title.")
     return ask.turn("chart_title", f"The title is {quoted(chart.title)}.", {"title": chart.title})
+
+
+def says_yn(ask: Ask) -> Turn | None:
+    if len(ask.picture.lines) != 1 or ask.picture.figures:
+        return None
+    text, right = ask.picture.lines[0].text, ask.random.random() < 0.5
+    asked = text if right else ask.random.choice((ask.random.choice(SEEN_WORDS), str(ask.random.randrange(100))))
+    if right != (asked == text):
+        return None
+    label = quoted(asked) if ask.random.random() < 0.5 else asked
+    return ask.yes_or_no("says_yn", right, f"it says {quoted(text)}", label=label)
+
+
+def greater(ask: Ask) -> Turn | None:
+    """Which of two parts of a chart is larger, or whether one is."""
+    chart = ask.picture.chart
+    labels = ask.random.sample(chart.labels, 2) if chart else ["", ""]
+    values = [chart.values[chart.labels.index(label)] for label in labels] if chart else [0, 0]
+    if values[0] == values[1]:
+        return None
+    slots = {"label": labels[0], "other": labels[1], "more": ask.random.choice(("larger", "bigger", "higher", "more"))}
+    if ask.random.random() < 0.5:
+        return ask.turn("which_greater", f"{quoted(labels[values[0] < values[1]])} is larger.", **slots)
+    if ask.random.random() < 0.3:
+        slots["more"] = ask.random.choice(("smaller", "lower", "less"))
+    right = (values[0] < values[1]) == (slots["more"] in ("smaller", "lower", "less"))
+    said = " and ".join(f"{quoted(label)} is {value_of(chart, label)}" for label in labels) if chart else ""
+    return ask.yes_or_no("greater_yn", right, said, **slots)
+
+
+# What people ask without naming what they see: sizes, "the left one", "which is bigger", "the same color".
+
+
+def size(ask: Ask) -> Turn | None:
+    figure = _only(ask)
+    if figure and ask.random.random() < 0.5:
+        return ask.turn("only_size", f"The {figure.shape} is {figure.size}.", about=figure)
+    figure = ask.one(shape_of)
+    if figure is None:
+        return None
+    return ask.turn("size", f"The {figure.shape} is {figure.size}.", about=figure, shape=figure.shape)
+
+
+def only_place(ask: Ask) -> Turn | None:
+    figure = _only(ask)
+    answer = f"The {figure.name} is {place(figure, ask.picture)}." if figure else ""
+    return ask.turn("only_place", answer, about=figure) if figure else None
+
+
+def size_yn(ask: Ask) -> Turn | None:
+    figure = _only(ask) or ask.one(shape_of)
+    if figure is None:
+        return None
+    asked = figure.size if ask.random.random() < 0.5 else ask.random.choice(SIZE_NAMES)
+    slots = {"shape": figure.shape, "more": wordings.word(ask.random, "sizes", asked)}
+    turn = ask.yes_or_no("size_yn", asked == figure.size, f"the {figure.shape} is {figure.size}", **slots)
+    return turn if _only(ask) or figure.shape in turn.question else None
+
+
+def round_yn(ask: Ask) -> Turn | None:
+    figure = _only(ask)
+    if figure is None:
+        return None
+    return ask.yes_or_no("round_yn", figure.shape in ("circle", "ring", "oval"), f"it is {article(figure.shape)}")
+
+
+def either(ask: Ask) -> Turn | None:
+    """This or that, one of which is right."""
+    random, figure = ask.random, _only(ask)
+    if figure and random.random() < 0.5:
+        one, other = random.sample((figure.shape, random.choice([n for n in SHAPE_NAMES if n != figure.shape])), 2)
+        return ask.turn("either_shape", f"It is {article(figure.shape)}.", article=article(one), other=article(other))
+    figure = ask.one(shape_of)
+    if figure is None:
+        return None
+    one, other = random.sample((figure.color, random.choice([n for n in COLOR_NAMES if n != figure.color])), 2)
+    turn = ask.turn("either_color", _COLORED.format(figure), about=figure, shape=figure.shape, color=one, other=other)
+    return turn if _only(ask) or figure.shape in turn.question else None
+
+
+def of_two(ask: Ask) -> Turn | None:
+    """Of two shapes: which is larger, what the left one is, whether it is larger."""
+    if len(ask.picture.figures) != 2:
+        return None
+    random = ask.random
+    figure, other = random.sample(ask.picture.figures, 2)
+    side, differ = side_of(figure, other), of_different_size(figure, other)
+    larger = random.random() < 0.6
+    slots = {"more": random.choice(("larger", "bigger") if larger else ("smaller",))}
+    if differ and random.random() < 0.4:
+        found = max((figure, other), key=lambda f: f.radius if larger else -f.radius)
+        return ask.turn(
+            "which_larger", f"The {found.name} is {'larger' if larger else 'smaller'}.", about=found, **slots
+        )
+    if side is None:
+        return None
+    slots["side"] = wordings.word(random, "sides", side)
+    slots["other"] = wordings.word(random, "sides", side_of(other, figure) or "")
+    if differ and random.random() < 0.3 and figure.name != other.name:
+        bigger = figure.radius > other.radius
+        said = f"the {figure.name} is {'larger' if bigger else 'smaller'} than the {other.name}"
+        return ask.yes_or_no("side_yn", bigger == larger, said, **slots)
+    if random.random() < 0.5:
+        return ask.turn("side_color", _COLORED.format(figure), about=figure, **slots)
+    return ask.turn("side_shape", f"It is {article(figure.name)}.", about=figure, **slots)
+
+
+def together(ask: Ask) -> Turn | None:
+    """What all shapes or most have in common, how many colours there are, whether any overlap."""
+    figures, random = reading_order(ask.picture), ask.random
+    if not 2 <= len(figures) <= MOST_SHAPES:
+        return None
+    colors, shapes = (Counter(map(key, figures)) for key in (color_of, shape_of))
+    task = random.choice(("same_color", "same_shape", "most_color", "most_shape", "number_of_colors", "overlap_yn"))
+    if task == "number_of_colors":
+        return ask.turn(task, f"I see {counted(len(colors), 'color', 'colors')}.")
+    if task == "overlap_yn":
+        pairs = [(one, other) for one in figures for other in figures if one is not other]
+        reach = min(math.hypot(a.x - b.x, a.y - b.y) / (a.radius + b.radius) for a, b in pairs)
+        if 0.8 < reach < 1.15 or (reach > 1 and random.random() < 0.6):
+            return None
+        return ask.yes_or_no(task, reach < 1, "they overlap" if reach < 1 else "they do not overlap")
+    held = colors if task.endswith("color") else shapes
+    (most, number), *others = held.most_common()
+    named = [most if held is colors else plural(most)]
+    if task.startswith("most"):
+        alone = number > 1 and all(count < number for _, count in others)
+        return ask.turn(task, f"Most are {named[0]}.") if alone else None
+    if others and random.random() < 0.7:
+        return None
+    each = list(colors) if held is colors else [counted(number, name, plural(name)) for name, number in shapes.items()]
+    return ask.yes_or_no(task, not others, f"I see {joined(each)}" if others else f"all are {named[0]}")
+
+
+def in_order(ask: Ask) -> Turn | None:
+    """The shapes along an axis, or the one at an end of it."""
+    picture, random = ask.picture, ask.random
+    axis = random.choice(("x", "-x", "y", "-y"))
+    sign, across = (-1 if axis[0] == "-" else 1), axis[-1] == "x"
+    places = {f: sign * (f.x / picture.width if across else f.y / picture.height) for f in picture.figures}
+    ordered = sorted(places, key=lambda figure: places[figure])
+    gaps = [places[b] - places[a] for a, b in pairwise(ordered)]
+    if not 2 <= len(ordered) <= MOST_SHAPES or gaps[0] < 0.06:
+        return None
+    if random.random() < 0.4 and min(gaps) > 0.05:
+        return ask.turn("in_order", f"I see {the_names(ordered)}.", spot=wordings.word(random, "orders", axis))
+    figure, spot = (
+        ordered[0],
+        {"x": "at the left", "-x": "at the right", "y": "at the top", "-y": "at the bottom"}[axis],
+    )
+    most = wordings.word(random, "ends", spot)
+    if random.random() < 0.4:
+        return ask.turn("color_first_at", _COLORED.format(figure), about=figure, most=most)
+    return ask.turn("first_at", f"I see {article(figure.name)} {spot}.", about=figure, most=most)
+
+
+def ground_yn(ask: Ask) -> Turn | None:
+    ground = ask.picture.ground
+    if ground is None or ask.picture.strange:
+        return None
+    asked = ground if ask.random.random() < 0.5 else ask.random.choice(COLOR_NAMES)
+    return ask.yes_or_no("ground_yn", asked == ground, f"the background is {ground}", color=asked)
 
 
 # Short videos and two pictures at once.
@@ -724,6 +897,11 @@ def knowledge(ask: Ask) -> Turn | None:
     return ask.turn("knowledge", ONLY, noun=noun, article=article(noun), place=where, digit=digit)
 
 
+def unknown(ask: Ask) -> Turn | None:
+    """What is asked about many pictures and no answer here says."""
+    return ask.turn("unknown", ONLY, place=ask.random.choice(PLACES), article=article(ask.random.choice(SEEN_THINGS)))
+
+
 _SEEING = (
     *("color", "shape", "count", "where", "relation", "exists", "largest", "describe", "read"),
     *("only_color", "only_shape", "is_shape", "ground"),
@@ -732,29 +910,63 @@ _SEEING = (
 
 def no_picture(ask: Ask) -> Turn | None:
     """A question of seeing where nothing is to be seen."""
-    return Turn("no_picture", _of_seeing(ask, ask.random.choice(_SEEING)), NO_PICTURE)
+    spoken = not ask.held_out and ask.random.random() < 0.3
+    return Turn("no_picture", _of_seeing(ask, ask.random.choice(_NAMING if spoken else _SEEING)), NO_PICTURE)
 
 
 def not_known(ask: Ask) -> Turn | None:
     """A question of seeing about a picture of what this world does not hold."""
     if not ask.picture.strange:
         return None
-    task = ask.random.choice((*_SEEING, "list", "colors", "chart_title", "chart_kind", "describe_chart"))
-    return Turn("not_known", _of_seeing(ask, task), ONLY)
+    tasks: tuple[str, ...] = (
+        _MOVING
+        if ask.picture.motion and ask.random.random() < 0.4
+        else (*_SEEING, "count", "count", "exists", *_CHARTS)
+    )
+    if not ask.held_out and ask.random.random() < 0.4:
+        tasks = _SPOKEN
+    return Turn("not_known", _of_seeing(ask, ask.random.choice(tasks)), ONLY)
+
+
+_NAMING = ("size", "largest", "list", "colors", "which_larger", "most_color", "read_word", "read_number", "in_order")
+_CHARTS = (
+    "list",
+    "colors",
+    "chart_title",
+    "chart_kind",
+    "describe_chart",
+    "chart_most",
+    "chart_bars",
+    "read_line",
+    "ink",
+)
+_MOVING = ("clip", "direction", "moves_yn", "change")
+_SPOKEN = tuple(
+    task
+    for task in wordings.SPOKEN
+    if task not in (*SAID, *_MOVING, "knowledge", "next", "what_else") and not task.startswith(("its_", "which_has"))
+)
 
 
 def _of_seeing(ask: Ask, task: str) -> str:
-    """A question about shapes that no picture needs to have."""
+    """A question about shapes, print or charts that no picture needs to have."""
     random = ask.random
     names, shades = random.sample(SHAPE_NAMES, 2), random.sample(COLOR_NAMES, 2)
     slots = {
         "shape": names[0],
         "color": shades[0],
         "things": random.choice(("shapes", plural(names[0]), f"{shades[0]} {plural(names[0])}")),
+        "others": plural(names[1]),
         "thing": random.choice((names[0], f"{shades[0]} {names[0]}")),
         "other": f"{shades[1]} {names[1]}",
         "article": article(f"{shades[0]} {names[0]}"),
         "most": random.choice(("largest", "smallest", "biggest")),
+        "more": random.choice(("larger", "bigger", "smaller")),
+        "side": random.choice(("left", "right", "above", "below")),
+        "spot": wordings.word(random, "orders", "x") if task == "in_order" else random.choice(SPOTS),
+        "nth": random.choice(ORDINALS),
+        "label": random.choice(SEEN_WORDS),
+        "place": random.choice(PLACES),
     }
     return wordings.ask(random, task, held_out=ask.held_out, slots=slots)
 
@@ -778,6 +990,14 @@ def _follow_up(ask: Ask, before: Turn) -> Turn | None:
         return None
     if before.task in ("color", "shape", "where") and ask.random.random() < 0.6:
         return _next_figure(ask, before)
+    if not ask.held_out and ask.random.random() < 0.5:
+        others = [figure for figure in reading_order(ask.picture) if figure is not about]
+        if others and len(others) < MOST_SHAPES and not ask.picture.lines and ask.random.random() < 0.4:
+            return _lean(ask, "what_else", f"I see {the_names(others)}.")
+        if before.task in ("color", "where", "only_color", "color_at") and ask.random.random() < 0.4:
+            return _lean(ask, "its_shape", f"It is {article(about.shape)}.")
+        if before.task not in ("size", "only_size"):
+            return _lean(ask, "its_size", f"The {about.shape} is {about.size}.")
     if before.task in ("shape", "where", "color", "largest", "direction"):
         options = {"color": ("place",), "where": ("color",)}.get(before.task, ("color", "place"))
         if ask.random.choice(options) == "color":
@@ -812,6 +1032,8 @@ def _next_figure(ask: Ask, before: Turn) -> Turn | None:
         thing, answer = f"the {figure.shape}", f"The {figure.shape} is {figure.color}."
     else:
         thing, answer = f"the {figure.name}", f"The {figure.name} is {place(figure, ask.picture)}."
+    if len(ask.picture.figures) == 2 and not ask.held_out and ask.random.random() < 0.4:
+        thing = ask.random.choice(("the other one", "the other", "the other shape"))
     return _lean(ask, "next", answer, next=thing)
 
 
@@ -852,7 +1074,21 @@ MAKERS: dict[str, Maker] = {
             *(is_shape, is_color, where, largest, shape_in_keys, bar_in_keys, count, relation, relation_yn, beside),
             *(exists, compare_yn, larger_of, more_yn, at_place, color_at, describe, read, read_line, chart_most),
             *(chart_value, chart_title, direction, moves_yn, change, which_more, which_has, in_nth, thing, knowledge),
-            *(no_picture, not_known),
+            *(
+                no_picture,
+                not_known,
+                unknown,
+                says_yn,
+                greater,
+                size,
+                only_place,
+                size_yn,
+                round_yn,
+                either,
+                of_two,
+                together,
+            ),
+            *(in_order, ground_yn),
         )
     },
 }

@@ -21,7 +21,7 @@ from training.vision.palette import (
     named_ground,
 )
 from training.vision.pictures import CELL, MAX_PIXELS, Canvas, Figure, Picture, canvas_size, finished, jpeg
-from training.vision.words import SEEN_WORDS, UNSEEN_WORDS, made_up_word, number_text, random_string, styled
+from training.vision.words import SEEN_WORDS, UNSEEN_WORDS, made_up_word, number_text, random_string, short_text, styled
 
 _TRIES = 40
 DIRECTIONS = {"right": (1, 0), "left": (-1, 0), "up": (0, -1), "down": (0, 1)}
@@ -44,6 +44,48 @@ def shapes_picture(random: Random, *, held_out: bool, most: int = 6, cells: tupl
             _place(random, canvas, shape, color, None, huge=huge and index == 0)
     if canvas.figures and random.random() < 0.15:
         _caption(random, canvas, held_out)
+    return canvas.finish()
+
+
+def overlapping_picture(random: Random) -> Picture:
+    """Two to four shapes of different colours, some of which cover a part of others; the smaller lie above."""
+    size, (shade, name) = canvas_size(random), named_ground(random)
+    canvas = Canvas(random, *size, shade, ground_name=name)
+    colors = [(name, found) for name in random.sample(COLOR_NAMES, 8) if (found := canvas.shade(name))][:4]
+    placed: list[Figure] = []
+    for color, _ in colors[: random.choice((2, 2, 3, 4))]:
+        chosen = random.choice(("medium", "large", "large"))
+        radius = (
+            random.uniform(*SIZES[chosen]) * min(size) * (1.2 if chosen == "large" and random.random() < 0.3 else 1.0)
+        )
+        for _ in range(_TRIES):
+            x, y = (random.uniform(1.2 * radius, side - 1.2 * radius) for side in size)
+            reach = [math.hypot(x - f.x, y - f.y) / (radius + f.radius) for f in placed]
+            if near_a_third(x / size[0]) or near_a_third(y / size[1]) or any(0.75 < r < 1.2 or r < 0.5 for r in reach):
+                continue
+            if not placed or min(reach) < 1 or random.random() < 0.1:
+                placed.append(Figure(random.choice(SHAPE_NAMES), color, chosen, x, y, radius))
+                break
+    for figure in sorted(placed, key=lambda figure: -figure.radius):
+        canvas.figure(figure, dict(colors)[figure.color], look_of(random, figure.shape, canvas.ground))
+    return canvas.finish()
+
+
+def arranged_picture(random: Random) -> Picture:
+    """Two to six shapes of any one size, evenly spaced in a row, a column or two rows, often alike."""
+    size, (shade, name) = canvas_size(random), named_ground(random)
+    canvas, number = Canvas(random, *size, shade, ground_name=name), random.randint(2, 6)
+    rows = random.choice((1, 1, number, 2 if number % 2 == 0 else 1))
+    alike = random.choice(("shape", "color", "both", "none"))
+    shapes, colors = random.choices(SHAPE_NAMES, k=number), random.choices(COLOR_NAMES, k=number)
+    wide, high = size[0] / (number // rows), size[1] / rows
+    radius = max(10.0, min(wide, high) * random.uniform(0.2, 0.4))
+    for nth in range(number):
+        shape, color = shapes[nth * (alike not in ("shape", "both"))], colors[nth * (alike not in ("color", "both"))]
+        x, y = (nth % (number // rows) + 0.5) * wide, (nth // (number // rows) + 0.5) * high
+        if (found := canvas.shade(color)) is not None:
+            figure = Figure(shape, color, "medium", x, y, radius)
+            canvas.figure(figure, found, look_of(random, shape, canvas.ground))
     return canvas.finish()
 
 
@@ -104,6 +146,8 @@ def line_text(random: Random, held_out: bool, style: str | None) -> str:
     if style == "string":
         return random_string(random)
     kind = random.random()
+    if kind < 0.05:
+        return short_text(random)
     if kind < 0.25:
         return styled(random, random.choice(words))
     if kind < 0.68:
@@ -120,7 +164,7 @@ def _fitting(random: Random, face: str, text: str, width: float, height: float, 
     """A size in pixels at which the text has room, or None."""
     probe = font(face, 32)
     left, top, right, bottom = probe.getbbox(text)
-    most = min(32 * width / max(1, right - left), 32 * height / max(1, bottom - top), 72)
+    most = min(32 * width / max(1, right - left), 32 * height / max(1, bottom - top), 110)
     if most < least:
         return None
     return math.floor(math.exp(random.uniform(math.log(least), math.log(most))))
@@ -193,7 +237,7 @@ def _touches(box: tuple[float, float, float, float], figure: Figure) -> bool:
 
 
 def video_clip(random: Random) -> Picture:
-    """One shape that moves, stands still or changes its colour, 4 to 8 frames; often a second one that stands still.
+    """One shape that moves, stands still or changes its colour, 3 to 20 frames.
 
     motion: ("moves", direction), ("stands",) or ("changes", first color, second color).
     """
@@ -203,7 +247,7 @@ def video_clip(random: Random) -> Picture:
     else:
         width, height = random.randint(180, 320), random.randint(180, 320)
     first = Canvas(random, width, height)
-    number = random.choice((4, 4, 4, 6, 8))
+    number = random.choice((3, 4, 4, 4, 4, 6, 6, 8, 8, 10, 12, 16, 20))
     side = min(width, height)
     kind = random.choices(("moves", "stands", "changes"), (0.65, 0.15, 0.2))[0]
     radius = random.uniform(SIZES["small"][0], SIZES["medium"][1]) * side

@@ -1,5 +1,4 @@
-"""Pictures of what the world does not hold: noise and scribbles, and drawings of screens, pages, tables, plots and
-landscapes."""
+"""Pictures and clips of what the world does not hold: noise, scribbles, photographs, pages and drawings."""
 
 from __future__ import annotations
 
@@ -10,22 +9,67 @@ from random import Random
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
+from training.vision.drawings import any_color, drawing, moving, paper_and_ink
 from training.vision.fonts import SEEN_FONTS, font
-from training.vision.palette import RGB, ground_color
-from training.vision.pictures import Canvas, Picture, canvas_size, finished, jpeg
-from training.vision.words import SEEN_WORDS, number_text
+from training.vision.palette import RGB
+from training.vision.pictures import CELL, MAX_PIXELS, MIN_PIXELS, Canvas, Picture, canvas_size, finished, jpeg
+from training.vision.words import SEEN_WORDS
+
+LONGEST_CLIP = 40
+"""Frames of a clip, of the smallest size."""
+_CLIP_CELLS = 1950
 
 
 def strange_picture(random: Random) -> Picture:
     """Nothing that has a name here; `strange` is set."""
-    width, height = canvas_size(random)
-    image = random.choices(tuple(_KINDS), tuple(_KINDS.values()))[0](random, width, height)
-    if random.random() < 0.25:
-        image = jpeg(image, random.randint(40, 95))
-    canvas = Canvas(random, 28, 28)
-    canvas.figures, canvas.lines, canvas.letters = [], [], []
-    picture = finished(canvas, [image])
-    picture.strange = True
+    image = _any(random, *canvas_size(random))
+    return _strange(random, [jpeg(image, random.randint(40, 95)) if random.random() < 0.25 else image])
+
+
+def strange_clip(random: Random) -> Picture:
+    """The same as a clip of 2 frames and more: parts that move, a camera that moves, cuts, or nothing that moves."""
+    number = random.choice((2, 3, 4, 4, 4, 6, 6, 8, 8, 10, 12, 16, 20, 24, 30, LONGEST_CLIP))
+    # What the processor asks of a frame; smaller ones make longer clips fit a block.
+    cells = 128 if number <= 30 else _CLIP_CELLS * 2 // number
+    aspect = 2 ** random.uniform(-0.8, 0.8)
+    width, height = round(CELL * (1.1 * cells * aspect) ** 0.5), round(CELL * (1.1 * cells / aspect) ** 0.5)
+    kind = random.random()
+    if kind < 0.45:
+        images = moving(random, width, height, number)
+    elif kind < 0.85:
+        images = _filmed(random, _any(random, 2 * width, 2 * height), width, height, number)
+    else:
+        cuts = [_any(random, width, height) for _ in range(random.randint(1, 4))]
+        images = [cuts[len(cuts) * nth // number] for nth in range(number)]
+    if random.random() < 0.5:
+        quality = random.randint(40, 95)
+        images = [jpeg(image, quality) for image in images]
+    clip = _strange(random, images, (cells * CELL**2, min(MAX_PIXELS, round(1.05 * cells) * CELL**2)))
+    clip.motion = ("strange",)
+    return clip
+
+
+def _filmed(random: Random, image: Image.Image, width: int, height: int, number: int) -> list[Image.Image]:
+    """Frames of width x height of an image twice as large: a window that slides and grows."""
+    begin, end = ([random.uniform(0, 1), random.uniform(0, 1), random.uniform(0.6, 1)] for _ in range(2))
+    turn = random.choice((0, 0, random.uniform(-40, 40)))
+    images = []
+    for nth in range(number):
+        across, down, part = (a + (b - a) * nth / number for a, b in zip(begin, end, strict=True))
+        left, top = across * (1 - part) * image.width, down * (1 - part) * image.height
+        box = (left, top, left + part * image.width, top + part * image.height)
+        turned = image.rotate(turn * nth / number) if turn else image
+        images.append(turned.resize((width, height), Image.Resampling.BILINEAR, box))
+    return images
+
+
+def _any(random: Random, width: int, height: int) -> Image.Image:
+    return random.choices(tuple(_KINDS), tuple(_KINDS.values()))[0](random, width, height)
+
+
+def _strange(random: Random, images: list[Image.Image], bounds: tuple[int, int] = (MIN_PIXELS, MAX_PIXELS)) -> Picture:
+    picture = finished(Canvas(random, 28, 28), images, bounds)
+    picture.strange, picture.ground = True, None
     return picture
 
 
@@ -33,39 +77,23 @@ def _numpy(random: Random) -> np.random.Generator:
     return np.random.default_rng(random.getrandbits(32))
 
 
-def _any_color(random: Random) -> RGB:
-    return random.randrange(256), random.randrange(256), random.randrange(256)
-
-
 def _noise(random: Random, width: int, height: int) -> Image.Image:
     return Image.fromarray(_numpy(random).integers(0, 256, (height, width, 3), dtype=np.uint8))
-
-
-def _clouds(random: Random, width: int, height: int) -> Image.Image:
-    cells = random.randint(3, 14)
-    return _grown(_numpy(random).integers(0, 256, (cells, cells, 3)), width, height)
 
 
 def _grown(values: np.ndarray, width: int, height: int) -> Image.Image:
     return Image.fromarray(values.astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
 
 
-def _blocks(random: Random, width: int, height: int) -> Image.Image:
-    cells = random.randint(4, 16), random.randint(4, 16), 3
-    image = Image.fromarray(_numpy(random).integers(0, 256, cells, dtype=np.uint8))
-    image = image.resize((width, height), Image.Resampling.NEAREST).rotate(random.uniform(-30, 30))
-    return image.filter(ImageFilter.GaussianBlur(random.uniform(0, 3)))
-
-
 def _scribbles(random: Random, width: int, height: int) -> Image.Image:
-    image = Image.new("RGB", (width, height), _any_color(random))
+    image = Image.new("RGB", (width, height), any_color(random))
     pen = ImageDraw.Draw(image)
     for _ in range(random.randint(8, 30)):
         points = [(random.uniform(0, width), random.uniform(0, height)) for _ in range(random.randint(3, 7))]
         if random.random() < 0.5:
-            pen.polygon(points, fill=_any_color(random))
+            pen.polygon(points, fill=any_color(random))
         else:
-            pen.line(points, fill=_any_color(random), width=random.randint(1, 6))
+            pen.line(points, fill=any_color(random), width=random.randint(1, 6))
     return image
 
 
@@ -100,7 +128,7 @@ def _photo(random: Random, width: int, height: int) -> Image.Image:
     for _ in range(random.randint(1, 7)):
         mask = _body(random, width, height)
         light = random.uniform(-0.8, 0.8) * (across - width / 2) + random.uniform(-0.8, 0.8) * (down - height / 2)
-        body = np.array(_any_color(random)) * 0.8 + light[..., None] * 160 / max(width, height)
+        body = np.array(any_color(random)) * 0.8 + light[..., None] * 160 / max(width, height)
         body = body + random.uniform(0.2, 0.7) * _detail(random, width, height, random.choice((2, 4, 9)))
         pixels = pixels * (1 - mask) + body * mask
     pixels = pixels + _numpy(random).normal(0, random.uniform(0, 6), pixels.shape)
@@ -124,11 +152,6 @@ def _body(random: Random, width: int, height: int) -> np.ndarray:
     return np.asarray(mask, np.float64)[..., None] / 255
 
 
-def _sentence(random: Random, most: int) -> str:
-    words = " ".join(random.choice(SEEN_WORDS) for _ in range(random.randint(1, most)))
-    return random.choice((words, words.capitalize(), words.capitalize() + ".", number_text(random)))
-
-
 def _print(random: Random, image: Image.Image, box: tuple[float, float, float, float], size: int, ink: RGB) -> None:
     """Fills a box with lines of small print."""
     pen, face = ImageDraw.Draw(image), font(random.choice(SEEN_FONTS), size)
@@ -147,22 +170,15 @@ def _print(random: Random, image: Image.Image, box: tuple[float, float, float, f
         top += gap * (2 if random.random() < 0.08 else 1)
 
 
-def _paper_and_ink(random: Random) -> tuple[RGB, RGB]:
-    paper = ground_color(random)
-    light = sum(paper) > 380
-    level = random.randint(0, 90) if light else random.randint(170, 255)
-    return paper, (level, level, min(255, level + random.randint(0, 30)))
-
-
 def _page(random: Random, width: int, height: int) -> Image.Image:
     """A page of print in one or two columns."""
-    paper, ink = _paper_and_ink(random)
+    paper, ink = paper_and_ink(random)
     image = Image.new("RGB", (width, height), paper)
     size = random.randint(7, max(8, min(13, height // 14)))
     margin, top = random.uniform(4, 24), random.uniform(4, 24)
     if random.random() < 0.5:
         heading = font(random.choice(SEEN_FONTS), 2 * size)
-        ImageDraw.Draw(image).text((margin, top), _sentence(random, 3), fill=ink, font=heading)
+        ImageDraw.Draw(image).text((margin, top), " ".join(random.sample(SEEN_WORDS, 2)), fill=ink, font=heading)
         top += 3 * size
     columns = 2 if width > 260 and random.random() < 0.35 else 1
     each = (width - margin * (columns + 1)) / columns
@@ -172,96 +188,11 @@ def _page(random: Random, width: int, height: int) -> Image.Image:
     return image
 
 
-def _screen(random: Random, width: int, height: int) -> Image.Image:
-    """A window with a bar, panels, buttons, fields and labels."""
-    paper, ink = _paper_and_ink(random)
-    image = Image.new("RGB", (width, height), paper)
-    pen = ImageDraw.Draw(image)
-    shades = [ground_color(random) for _ in range(3)] + [_any_color(random)]
-    bar = random.randint(12, max(13, height // 7))
-    if random.random() < 0.8:
-        pen.rectangle((0, 0, width, bar), fill=random.choice(shades))
-    side = random.randint(0, width // 3) if random.random() < 0.6 else 0
-    if side:
-        pen.rectangle((0, bar, side, height), fill=random.choice(shades))
-    for _ in range(random.randint(5, 22)):
-        x, y = random.uniform(0, width - 30), random.uniform(0, height - 14)
-        wide, high = random.uniform(20, width / 2), random.uniform(9, height / 4)
-        if random.random() < 0.55:
-            round_by = random.choice((0, 3, 8))
-            edge = ink if random.random() < 0.4 else None
-            pen.rounded_rectangle((x, y, x + wide, y + high), round_by, fill=random.choice(shades), outline=edge)
-        if random.random() < 0.8:
-            size = random.randint(7, 13)
-            if high > 2.5 * size and random.random() < 0.5:
-                _print(random, image, (x + 3, y + 2, x + wide, y + high), size, ink)
-            else:
-                pen.text((x + 4, y + 1), _sentence(random, 3), fill=ink, font=font(random.choice(SEEN_FONTS), size))
-    return image
-
-
-def _table(random: Random, width: int, height: int) -> Image.Image:
-    """Rows and columns of words and numbers."""
-    paper, ink = _paper_and_ink(random)
-    image = Image.new("RGB", (width, height), paper)
-    pen = ImageDraw.Draw(image)
-    columns, rows = random.randint(3, 6), random.randint(5, max(6, height // 22))
-    size = max(7, min(13, round(0.6 * height / rows)))
-    face = font(random.choice(SEEN_FONTS), size)
-    ruled = random.random() < 0.6
-    for row in range(rows):
-        y = row * height / rows
-        if ruled or row == 1:
-            pen.line((0, y, width, y), fill=ink)
-        for column in range(columns):
-            x = column * width / columns
-            text = random.choice(SEEN_WORDS) if row == 0 or column == 0 else number_text(random)
-            pen.text((x + 3, y + 2), text[: max(2, int(1.6 * width / columns / size))], fill=ink, font=face)
-            if ruled and column and row == 0:
-                pen.line((x, 0, x, height), fill=ink)
-    return image
-
-
-def _plot(random: Random, width: int, height: int) -> Image.Image:
-    """Lines or points over axes."""
-    paper, ink = _paper_and_ink(random)
-    image = Image.new("RGB", (width, height), paper)
-    pen, size = ImageDraw.Draw(image), random.randint(8, 13)
-    face = font(random.choice(SEEN_FONTS), size)
-    left, bottom, right, top = 4 * size, height - 3 * size, width - size, 2 * size
-    if random.random() < 0.5:
-        pen.rectangle((left, top, right, bottom), outline=ink)
-    else:
-        pen.line((left, top, left, bottom, right, bottom), fill=ink)
-    for index in range(5):
-        part = index / 4
-        pen.text((size / 2, bottom - part * (bottom - top) - size / 2), str(index * 20), fill=ink, font=face)
-        pen.text((left + part * (right - left) - size / 2, bottom + 3), str(index), fill=ink, font=face)
-    draws, points = _numpy(random), random.randint(6, 60)
-    scattered = random.random() < 0.4
-    for _ in range(random.randint(1, 4)):
-        heights = draws.uniform(0, 1, points) if scattered else np.cumsum(draws.normal(0, 1, points))
-        heights = (heights - heights.min()) / max(1e-6, float(np.ptp(heights)))
-        places = np.sort(draws.uniform(0, 1, points)) if scattered else np.linspace(0, 1, points)
-        spots = [(left + x * (right - left), bottom - y * (bottom - top)) for x, y in zip(places, heights, strict=True)]
-        color = _any_color(random)
-        if scattered:
-            for x, y in spots:
-                pen.ellipse((x - 2, y - 2, x + 2, y + 2), fill=color)
-        else:
-            pen.line(spots, fill=color, width=random.randint(1, 3))
-    return image
-
-
 _KINDS: dict[Callable[[Random, int, int], Image.Image], float] = {
     _noise: 0.3,
-    _clouds: 0.7,
-    _blocks: 0.7,
     _scribbles: 1.0,
     _textures: 0.7,
     _photo: 3.0,
     _page: 1.2,
-    _screen: 1.8,
-    _table: 0.8,
-    _plot: 1.0,
+    drawing: 18.0,
 }

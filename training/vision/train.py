@@ -10,9 +10,7 @@ has seen before. OUT/average.safetensors has the weights that are measured.
 from __future__ import annotations
 
 import argparse
-import threading
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +24,13 @@ from training import loop
 from training.vision.blocks import (
     BLOCK_BYTES,
     PATCHES,
-    Answer,
     Drawn,
     Feed,
-    Held,
-    answers,
     drawn_shifts,
     fields,
-    on_device,
     packed,
     shifted,
 )
-from training.vision.conversations import Encoder
-from training.vision.gates import NAMES, examples
 from training.vision.network import Network, Shape
 
 _STEPS_BEFORE_CAPTURE = 12
@@ -50,8 +42,8 @@ class Trainer:
 
     name = "vision"
 
-    def __init__(self, shape: Shape, options: argparse.Namespace, feed: Feed | None, held: Sequence[Held]) -> None:
-        self.steps, self.options, self.feed, self.held = 0, options, feed, held
+    def __init__(self, shape: Shape, options: argparse.Namespace, feed: Feed | None) -> None:
+        self.steps, self.options, self.feed = 0, options, feed
         self.device = loop.device()
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.network = Network(shape).to(self.device)
@@ -91,7 +83,7 @@ class Trainer:
             self._graph.replay()
         elif options.compile and nth == _STEPS_BEFORE_CAPTURE:
             self._graph = torch.cuda.CUDAGraph()
-            # Another thread may be busy with held-out examples.
+            # Another thread takes new blocks meanwhile.
             with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 self._result = self._step()
             self._graph.replay()
@@ -137,28 +129,10 @@ class Trainer:
         self.optimiser.average.restart()
 
     def kept(self) -> None:
-        """Writes the average and says how it does on the held-out examples that there are by now."""
+        """Writes the average, which training.vision.gates measures."""
         kept = self.optimiser.average.state(torch.bfloat16)
         kept = {name: value.contiguous() for name, value in kept.items() if not name.startswith("auxiliary")}
         save_file(kept, self.options.out / "average.safetensors", metadata={"format": "pt"})
-        right: dict[str, list[bool]] = defaultdict(list)
-        for answer in self.accuracy():
-            right[answer.task].append(answer.right)
-        shares = {task: round(sum(values) / len(values), 3) for task, values in sorted(right.items())}
-        loop.say({"step": self.steps, "right": shares})
-
-    def accuracy(self) -> list[Answer]:
-        """Of the held-out turns, by the averaged weights."""
-        own = [parameter.detach().clone() for parameter in self.network.parameters()]
-        self.optimiser.average.copy_to(self.network)
-        found: list[Answer] = []
-        with torch.compiler.set_stance("force_eager"):
-            for of_block, tasks in list(self.held):
-                block = {name: field.to(self.device) for name, field in of_block.items()}
-                found += answers(self.network, (block, tasks), self.dtype)
-        with torch.no_grad():
-            torch._foreach_copy_(list[Tensor](self.network.parameters()), own)
-        return found
 
     @torch.no_grad()
     def take_published(self, path: Path, tokenizer: Path) -> None:
@@ -183,10 +157,9 @@ def vocabulary_of(directory: Path) -> dict[str, int]:
 def main() -> None:
     parser = loop.arguments(__doc__, seconds=60.0, rate=2e-3)
     parser.add_argument("--decay", type=float, default=0.0, help="seconds at the end in which the rate falls")
-    parser.add_argument("--blocks", type=int, default=12, help="a batch")
-    parser.add_argument("--pool", type=int, default=768)
+    parser.add_argument("--blocks", type=int, default=6, help="a batch")
+    parser.add_argument("--pool", type=int, default=384)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--held-out", type=int, default=100, help="questions of each gate to measure with")
     parser.add_argument("--auxiliary", type=float, default=0.3, help="weight of the losses of cells")
     parser.add_argument("--weights", type=Path, help="begin with the weights of this model.safetensors")
     options, on = loop.begin(parser), loop.device()
@@ -194,15 +167,7 @@ def main() -> None:
         # Graphs are captured on a stream of their own, and gradients remember the stream they were first made on.
         torch.cuda.set_stream(torch.cuda.Stream())
     feed = Feed(Drawn(options.data, options.seed), on, options.workers, options.pool, options.seed)
-    encoder, held = Encoder(options.data), list[Held]()
-
-    def make() -> None:
-        for name in NAMES:
-            held.extend(on_device(encoder, list(examples(name, options.held_out)), torch.device("cpu")))
-
-    maker = threading.Thread(target=make, daemon=True)
-    maker.start()
-    trainer = Trainer(Shape(vocab_size=-(-encoder.vocab_size // 64) * 64), options, feed, held)
+    trainer = Trainer(Shape(vocab_size=-(-len(vocabulary_of(options.data)) // 64) * 64), options, feed)
     if options.weights:
         trainer.take_published(options.weights, options.data)
     loop.run(trainer, options)

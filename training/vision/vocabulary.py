@@ -16,18 +16,19 @@ from typing import Any
 
 from models.text.tokenizer import byte_alphabet
 from training.vision import conversations, questions, wordings
-from training.vision.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, plural
+from training.vision.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, SPELLED, plural
 
 PUBLISHED = Path(__file__).parents[2] / "models/embedded/qwen2_vl"
 """The checkpoint; what its tokenizer.json says beside the words is kept."""
 _DATA = json.loads((Path(__file__).parent / "words.json").read_text(encoding="utf-8"))
+_COLORS = tuple(name for name in COLOR_NAMES if name not in SPELLED)
 _ANSWERS = (
     *(questions.ONLY, questions.NO_PICTURE, *questions.SAID.values(), *_DATA["answers"]),
-    *map(" ".join, (COLOR_NAMES, SHAPE_NAMES, map(plural, SHAPE_NAMES), SIZE_NAMES)),
+    *map(" ".join, (_COLORS, SHAPE_NAMES, map(plural, SHAPE_NAMES), SIZE_NAMES)),
     *(conversations.DEFAULT_SYSTEM, *conversations.SYSTEMS, *questions.SPOTS),
 )
 _JSON = (
-    *(*_DATA["json tokens"], *COLOR_NAMES, *SHAPE_NAMES, *wordings.KEYS),
+    *(*_DATA["json tokens"], *_COLORS, *SHAPE_NAMES, *wordings.KEYS),
     *(" " + name for name in wordings.KEYS if name.isalpha()),
 )
 

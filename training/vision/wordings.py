@@ -1,4 +1,5 @@
-"""Wordings of the questions: the grammars of wordings.json, expanded. One in seven wordings is held out of training.
+"""Wordings of the questions: the grammars of wordings.json and, as people also ask, of natural.json, expanded. One in
+seven wordings is held out of training. Words that only natural.json has are no tokens, but spelled.
 
 In a grammar (a|b) is a choice, [a] may be left out, {slot} is filled in later.
 """
@@ -18,10 +19,13 @@ from training.vision.words import JSON_KEYS
 GRAMMARS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 QUESTIONS: dict[str, list[str]] = GRAMMARS["questions"]
 """By task."""
+NATURAL = json.loads(Path(__file__).with_name("natural.json").read_text(encoding="utf-8"))
+SPOKEN: dict[str, list[str]] = NATURAL["questions"]
+"""More wordings by task, and those of tasks that have no others."""
 KEY_WORDS = ("key", "field")
 _HELD_OUT = 7
 _CONTRACTED = re.compile(r"\b(what|where|who|how) is\b")
-_OTHER_KEYS_SHARE = 0.35
+_OTHER_KEYS_SHARE, _SPOKEN_SHARE, _SYNONYM_SHARE = 0.35, 0.4, 0.12
 _ALONE = ("answer", "result", "response")
 _SENTENCES = ("description", "caption", "sentence")
 KEYS = tuple(sorted({*_ALONE, *_SENTENCES, *JSON_KEYS, *(name for names in JSON_KEYS.values() for name in names)}))
@@ -29,9 +33,10 @@ KEYS = tuple(sorted({*_ALONE, *_SENTENCES, *JSON_KEYS, *(name for names in JSON_
 
 
 @cache
-def wordings(task: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def wordings(task: str, *, spoken: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """All wordings of a task: those of training, and those held out."""
-    return _parted(re.sub(" +", " ", text).strip() for grammar in QUESTIONS[task] for text in _expanded(grammar))
+    grammars = (SPOKEN if spoken else QUESTIONS)[task]
+    return _parted(re.sub(" +", " ", text).strip() for grammar in grammars for text in _expanded(grammar))
 
 
 @cache
@@ -61,7 +66,10 @@ def ask(
 ) -> str:
     """A question of the task in one of its wordings, perhaps with a word before or after it. json: it ends with a wish
     for that, which names `keys` if there are any."""
-    text = random.choice(wordings(task)[held_out]).format(**slots)
+    spoken = task not in QUESTIONS or (task in SPOKEN and not held_out and random.random() < _SPOKEN_SHARE)
+    text = random.choice(wordings(task, spoken=spoken)[held_out]).format(**slots)
+    if not held_out and random.random() < _SYNONYM_SHARE:
+        text = _with_synonym(random, text)
     if not held_out and random.random() < 0.15:
         text = random.choice(GRAMMARS["before"]) + text
     elif not held_out and random.random() < 0.08:
@@ -71,7 +79,7 @@ def ask(
     if random.random() < 0.75:
         text = text[0].upper() + text[1:]
     asks = task not in ("hello", "thanks")
-    ending = random.random()
+    ending = random.random() * (1.15 if spoken else 1)
     text += ("?" if asks else random.choice("!.")) if ending < 0.85 else "." if ending < 0.9 else ""
     if json:
         wish = random.choice(wishes("json with keys" if keys else "json")[held_out])
@@ -83,6 +91,26 @@ def ask(
             return f"{wish}: {text}"
         text += ("" if text[-1] in "?.!" else ".") + " " + wish + random.choice((".", ".", ""))
     return text
+
+
+def word(random: Random, table: str, name: str) -> str:
+    """One of those that natural.json has for `name` in a table."""
+    return random.choice(NATURAL[table][name].split("|"))
+
+
+def _with_synonym(random: Random, text: str) -> str:
+    """`text` with one of its words by another name, in the plural and with the article where it was."""
+    found = [name for name in NATURAL["synonyms"] if re.search(rf"\b{name}(e?s)?\b", text)]
+    if not found:
+        return text
+    name = random.choice(found)
+    other = word(random, "synonyms", name)
+
+    def renamed(match: re.Match[str]) -> str:
+        article = match[1] and ("an " if other[0] in "aeiou" else "a ")
+        return f"{article or ''}{other}{(match[2] and ('es' if other[-1] in 'sx' else 's')) or ''}"
+
+    return re.sub(rf"\b(an? )?{name}(e?s)?\b", renamed, text)
 
 
 def _named(random: Random, keys: Sequence[str]) -> str:

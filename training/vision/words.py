@@ -60,6 +60,13 @@ def number_text(random: Random) -> str:
     return str(random.randint(0, 10 ** random.randint(1, 6)))
 
 
+def short_text(random: Random) -> str:
+    """A letter, or a number of one to three digits. Letters that are alike in both cases are large."""
+    if random.random() < 0.4:
+        return random.choice("ABCDEFGHJKLMNPQRSTUVWXYZabdefghjkmnqrty")
+    return str(random.randint(0, 10 ** random.randint(1, 3) - 1))
+
+
 def made_up_word(random: Random) -> str:
     syllables = random.randint(1, 3)
     return "".join(
