@@ -23,17 +23,17 @@ LINES = {
     "service/settings": 550,
     "service/system": 550,
     "service/tuning": 500,
-    "models": 23_230,
+    "models": 23_390,
     "models/checkpoints": 1_647,
     "models/interfaces": 850,
-    "models/layers": 10_200,
+    "models/layers": 10_370,
     "models/minicpmv": 1_908,
     "models/qwen_vl": 2_455,
     "models/text": 983,
     "models/voxcpm2": 3_250,
-    "training": 8_250,
+    "training": 8_230,
     "benchmarks": 9_000,
-    "tests": 54_550,
+    "tests": 54_530,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 45_000
