@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,7 +114,7 @@ def load(device: torch.device, directory: Path = DIRECTORY) -> Recogniser:
     return Recogniser(net, Decoder(language, phones, weighing), homophones(language.words), phones)
 
 
-def distance(wanted: list[str] | str, heard: list[str] | str) -> int:
+def distance(wanted: Sequence[object], heard: Sequence[object]) -> int:
     """Insertions, deletions and exchanges between two sequences."""
     row = list(range(len(heard) + 1))
     for i, w in enumerate(wanted, 1):

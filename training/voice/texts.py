@@ -41,10 +41,16 @@ _SMALLEST = tuple(word for word in FUNCTION if len(word) <= 3)
 _PLURALS = {"man": "men", "woman": "women", "child": "children", "knife": "knives", "wife": "wives", "leaf": "leaves"}
 
 
-def dictionary(path: Path) -> tuple[str, ...]:
-    """Words of 2 to 12 plain small letters of a word list, one a line, in its order."""
+_UNHEARD = 40
+
+
+def dictionary(path: Path, *, unheard: bool = False) -> tuple[str, ...]:
+    """Words of 2 to 12 plain small letters of a word list, one a line, in its order. unheard: each fortieth instead of
+    the others, which the training never speaks."""
     words = path.read_text(encoding="utf-8").split()
-    return tuple(w for w in words if 2 <= len(w) <= 12 and w.isascii() and w.isalpha() and w.islower())
+    fit = [w for w in words if 2 <= len(w) <= 12 and w.isascii() and w.isalpha() and w.islower()]
+    known = {*KNOWN, *FUNCTION, *(word.lower() for words in _MORE.values() for word in words)}
+    return tuple(w for number, w in enumerate(fit) if (number % _UNHEARD == 0 and w not in known) == unheard)
 
 
 @dataclass(frozen=True)
