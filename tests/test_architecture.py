@@ -31,7 +31,7 @@ LINES = {
     "models/qwen_vl": 2_550,
     "models/text": 900,
     "models/voxcpm2": 3_250,
-    "training": 6_450,
+    "training": 6_550,
     "benchmarks": 9_000,
     "tests": 54_550,
 }

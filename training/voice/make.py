@@ -99,9 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path, help="directory for data and states")
     parser.add_argument("--export", type=Path, help="directory of the checkpoint")
-    parser.add_argument(
-        "--go-on", action="store_true", help="from WORK's last state, or else from the published weights"
-    )
+    parser.add_argument("--go-on", action="store_true", help="from WORK's state, else from the published weights")
     corpus.source(parser)
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=2000.0, help="of training")

@@ -28,6 +28,7 @@ KNOWN: tuple[str, ...] = tuple(dict.fromkeys(word.lower() for words in WORDS.val
 _LISTS: dict[str, Sequence[str]] = {
     **WORDS,
     **_MORE,
+    "PROJECT": PROJECT,
     **{kind: _RULES[kind] for kind in ("SIDES", "CORNERS")},
     "KNOWN": KNOWN,
     "SHAPE COLOURS": WORDS["COLOURS"][:11],
@@ -41,16 +42,13 @@ _SMALLEST = tuple(word for word in FUNCTION if len(word) <= 3)
 _PLURALS = {"man": "men", "woman": "women", "child": "children", "knife": "knives", "wife": "wives", "leaf": "leaves"}
 
 
-_UNHEARD = 40
-
-
 def dictionary(path: Path, *, unheard: bool = False) -> tuple[str, ...]:
     """Words of 2 to 12 plain small letters of a word list, one a line, in its order. unheard: each fortieth instead of
     the others, which the training never speaks."""
     words = path.read_text(encoding="utf-8").split()
     fit = [w for w in words if 2 <= len(w) <= 12 and w.isascii() and w.isalpha() and w.islower()]
     known = {*KNOWN, *FUNCTION, *(word.lower() for words in _MORE.values() for word in words)}
-    return tuple(w for number, w in enumerate(fit) if (number % _UNHEARD == 0 and w not in known) == unheard)
+    return tuple(w for number, w in enumerate(fit) if (number % 40 == 0 and w not in known) == unheard)
 
 
 @dataclass(frozen=True)
@@ -132,19 +130,14 @@ class Writer:
 
     def alphabet(self) -> str:
         """Some of it, from any letter on."""
-        letters = _MORE["LETTERS"]
-        first = 0 if self.maybe(0.4) else self.random.randrange(23)
-        end = len(letters) if self.maybe(0.4) else self.random.randint(first + 3, len(letters))
-        return self.one((", ", ", ", " ")).join(letters[first:end])
+        first, end = (0 if self.maybe(0.4) else self.random.randrange(23)), self.one((26, self.random.randint(5, 26)))
+        return self.one((", ", " ")).join(_MORE["LETTERS"][min(first, end - 3) : end])
 
     def spelled(self) -> str:
         """A word by the names of its letters."""
         word = self.one(KNOWN + _MORE["FIRST NAMES"] + _MORE["COMMON"])[:9]
         letters = self.one((", ", " ")).join(word.upper())
         return self.one((letters, f"{word}, {letters}", f"{word} is spelled {letters}", f"my name is {letters}"))
-
-    def project(self) -> str:
-        return self.one(PROJECT)
 
     def long(self, shares: Shares, least: int = 130, most: int = 400) -> str:
         """Texts in a row, as many as a segment of the server holds."""

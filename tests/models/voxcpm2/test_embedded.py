@@ -57,3 +57,11 @@ def test_transformers_reads_the_tokenizer_as_the_server_does() -> None:
 def test_what_is_spoken_of_a_text(text: str, meant: str) -> None:
     processor = load_processor(EMBEDDED)
     assert processor.tokenize(text) == processor.tokenize(meant)
+
+
+@pytest.mark.parametrize(
+    ("text", "unspoken"),
+    [('50% of x & y = 5 + (2), "so" [I] think… `it\'s` - a/b_c', ""), ("C# ~ $ 5 * √2 # Łódź 你", "#~$*√Ł你")],
+)
+def test_letters_and_signs_that_are_left_out_are_named(text: str, unspoken: str) -> None:
+    assert load_processor(EMBEDDED).unspoken(text) == unspoken
