@@ -160,8 +160,9 @@ def learn(texts: Sequence[str], library: Path | None = None, weight: int = 60) -
     for text in texts:
         said, before = speaker.speak(text), START
         names = plain(said.spoken).split()
-        # Else it has a word of several, such as initials, whose parts are words of other texts.
-        for number, name in enumerate(names if len(names) == len(text.split()) else ()):
+        if len(names) != len(text.split()):
+            said = speaker.speak(" ".join(names))  # initials, letter by letter
+        for number, name in enumerate(names):
             way = [PHONES[phone] for phone in said.phones[said.words == number]]
             entry = language.words.get(name) or Entry([], 0, name)
             ways = entry.ways if way in entry.ways else [*entry.ways, way]

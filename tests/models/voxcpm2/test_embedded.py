@@ -59,9 +59,7 @@ def test_what_is_spoken_of_a_text(text: str, meant: str) -> None:
     assert processor.tokenize(text) == processor.tokenize(meant)
 
 
-@pytest.mark.parametrize(
-    ("text", "unspoken"),
-    [('50% of x & y = 5 + (2), "so" [I] think… `it\'s` - a/b_c', ""), ("C# ~ $ 5 * √2 # Łódź 你", "#~$*√Ł你")],
-)
-def test_letters_and_signs_that_are_left_out_are_named(text: str, unspoken: str) -> None:
-    assert load_processor(EMBEDDED).unspoken(text) == unspoken
+def test_letters_and_signs_that_are_left_out_are_named() -> None:
+    processor = load_processor(EMBEDDED)
+    assert processor.unspoken('50% of x & y = 5 + (2), "so" [I] think… `it\'s` - a/b_c') == ""
+    assert processor.unspoken("C# ~ $ 5 * √2 # Łódź 你") == "#~$*√Ł你"
