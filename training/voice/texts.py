@@ -130,8 +130,9 @@ class Writer:
 
     def alphabet(self) -> str:
         """Some of it, from any letter on."""
-        first, end = (0 if self.maybe(0.4) else self.random.randrange(23)), self.one((26, self.random.randint(5, 26)))
-        return self.one((", ", " ")).join(_MORE["LETTERS"][min(first, end - 3) : end])
+        first = 0 if self.maybe(0.4) else self.random.randrange(23)
+        end = 26 if self.maybe(0.5) else self.random.randint(first + 3, 26)
+        return self.one((", ", " ")).join(_MORE["LETTERS"][first:end])
 
     def spelled(self) -> str:
         """A word by the names of its letters."""
