@@ -225,7 +225,7 @@ class SpeechProcessor(Protocol):
         ...
 
     def unspoken(self, text: str) -> str:
-        """The letters and digits of the text that the vocabulary lacks, each once: they are not spoken."""
+        """The letters, digits and signs of the text that the vocabulary lacks, each once: they are not spoken."""
         ...
 
     def layout(self, text_ids: Sequence[int], *, reference_patches: int = 0, prompt_patches: int = 0) -> SpeechLayout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -43,6 +44,7 @@ class VoxCPM2Processor:
         self._added = {token.content: id_ for id_, token in tokenizer.get_added_tokens_decoder().items()}
         self._characters = self._characters_of_han_words()
         """Ids of the characters of each token that is a word of Han characters, by the token's id."""
+        self._lacking = frozenset(self._unspoken("".join(map(chr, range(128)))))
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of untrusted text: no BOS, words of Han characters split into characters after BPE.
@@ -62,13 +64,14 @@ class VoxCPM2Processor:
         return [part for id_ in ids for part in self._characters.get(id_, (id_,))]
 
     def unspoken(self, text: str) -> str:
-        """The letters and digits without a token, each once. Every vocabulary has those of ASCII."""
-        if text.isascii():
-            return ""
+        """The letters, digits and signs without a token, each once. Every vocabulary has ASCII's letters and digits."""
+        return "" if text.isascii() and self._lacking.isdisjoint(text) else self._unspoken(text)
+
+    def _unspoken(self, text: str) -> str:
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         spans = [span for span, id_ in zip(encoding.offsets, encoding.ids, strict=True) if id_ != self._unknown]
         spoken = {place for begin, end in spans for place in range(begin, end)}
-        return "".join(dict.fromkeys(c for place, c in enumerate(text) if c.isalnum() and place not in spoken))
+        return "".join(dict.fromkeys(c for place, c in enumerate(text) if place not in spoken and _is_said(c)))
 
     def layout(self, text_ids: Sequence[int], *, reference_patches: int = 0, prompt_patches: int = 0) -> SpeechLayout:
         """[103 reference 104] text 101 [prompt]; raises InputError when no position is left to speak in."""
@@ -115,6 +118,11 @@ def load_processor(directory: Path) -> VoxCPM2Processor:
     if tokenizer.token_to_id("<unk>") is None:
         raise CheckpointError("tokenizer.json has no <unk> token")
     return VoxCPM2Processor(tokenizer, config)
+
+
+def _is_said(character: str) -> bool:
+    """Whether a reader says it: a letter, a digit, or a sign of mathematics, of a currency and the like."""
+    return character.isalnum() or character in "#*" or unicodedata.category(character).startswith("S")
 
 
 def _all_han(text: str) -> bool:

@@ -84,8 +84,8 @@ class Maker:
 
     def spoken(self, texts: list[str], seed: int) -> list[Sounds]:
         """By the server's own model: those that it says to their ends."""
-        self._served = getattr(self, "_served", None) or Served(PUBLISHED, device=self._options.device)
-        none = torch.zeros(0, *self._served.model.patch_shape, device=self._served.device)
+        self._served = getattr(self, "_served", None) or Served(PUBLISHED)
+        none = torch.zeros(0, *self._served.model.patch_shape)
         prompts = [Prompt(text, none, seed + row, 6 * len(text) + 10) for row, text in enumerate(texts)]
         said = zip(texts, self._served.speak(prompts), strict=True)
         return [unknown(t, 32767.0 * down(s.samples[None])[0].float().cpu().numpy()) for t, s in said if s.stopped]

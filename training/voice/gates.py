@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, repeat
 from pathlib import Path
 
 import numpy as np
@@ -19,29 +21,41 @@ from training.loop import device, hashes, say
 from training.voice import corpus
 from training.voice.corpus import Listener, Spoken, prepare
 from training.voice.flite import Flite
-from training.voice.gauge import Reading, Take, follow, score
+from training.voice.gauge import Heard, Take, follow, one_each, score, wrong_phones
 from training.voice.recogniser import down
 from training.voice.recogniser import load as load_recogniser
 from training.voice.served import Prompt, Served, Speech
-from training.voice.texts import Writer, dictionary
+from training.voice.texts import FIRST_WORDS, Shares, Writer, dictionary
 
 HELD_OUT = 900_000_017
 """Seed of the sentences; those of the training are below a hundred million."""
 MODES = ("plain", "described", "reference", "continuation")
+SEEDED = ("sentences", "first_words", "segments_400")
+"""Kinds that are judged for each seed."""
+NATURAL_WORDS = {"first_words": 0.15}
+"""Of natural speech the most words wrong, where it is not 0.05: a word alone tells little of itself."""
 _TOGETHER = 256
 """Prompts in one batch."""
 Report = Callable[[str, dict[str, float | bool]], None]
 
 
 def texts(kind: str, count: int, other: tuple[str, ...]) -> list[str]:
-    """sentences: of the grammar, three words or more, no digits; words: strings of known words; other: of words of the
-    list; numbers."""
+    """sentences: of the grammar, three words or more, no digits; words: strings of known words; other, unheard:
+    of words of the list among small words; numbers; first_words: what people type first, all of it; segments_400:
+    sentences in a row, a fifth of `count`."""
+    if kind == "first_words":
+        return list(FIRST_WORDS)
     writer = Writer(HELD_OUT, other)
+    if kind == "segments_400":
+        only = Shares(known_words=0.0, other_words=0.0, numbers=0.0, first_words=0.0, long=0.0)
+        long = (writer.long(only, least=300) for _ in repeat(None))
+        return list(islice((text for text in long if not re.search("[0-9]", text)), count // 5))
     found: list[str] = []
     make = {
         "sentences": writer.sentence,
         "words": writer.known_words,
         "other": writer.mixed_string,
+        "unheard": writer.mixed_string,
         "numbers": writer.numbered,
     }[kind]
     while len(found) < count:
@@ -62,23 +76,23 @@ class Judge:
     def wave(self, samples: np.ndarray) -> Tensor:
         return torch.from_numpy(samples).to(self._device).float() / 32768.0
 
-    def read(self, wave: Tensor, sounds: np.ndarray) -> Reading:
+    def hear(self, wave: Tensor, sounds: np.ndarray) -> Heard:
         """sounds: phones of natural speech of the text, frame by frame."""
-        text = sounds[np.flatnonzero(np.diff(sounds.astype(int), prepend=-1))]
-        return follow(self.recogniser.phones(wave), text, self.recogniser.known)
+        text, logs = one_each(sounds), self.recogniser.phones(wave)
+        reading = follow(logs, text, self.recogniser.known)
+        return Heard(self.recogniser(wave), reading, wrong_phones(logs, text))
 
-    def natural(self, chosen: list[str]) -> tuple[list[Spoken], list[str]]:
+    def natural(self, chosen: list[str]) -> tuple[list[Spoken], list[Heard]]:
         """Natural speech of texts, and what the recogniser hears of it."""
         spoken = [prepare(text, self.speaker.speak(text), self._listener) for text in chosen]
-        return spoken, [self.recogniser(self.wave(clip.wave)) for clip in spoken]
+        return spoken, [self.hear(self.wave(clip.wave), clip.sounds) for clip in spoken]
 
-    def takes(self, speeches: Iterable[Speech], natural: list[Spoken], heard: list[str]) -> Iterator[Take]:
+    def takes(self, speeches: Iterable[Speech], natural: list[Spoken], heard: list[Heard]) -> Iterator[Take]:
         for speech, clip, natural_heard in zip(speeches, natural, heard, strict=True):
             wave = down(speech.samples[None].to(self._device))[0]
             yield Take(
                 self.recogniser.same(clip.spoken),
-                self.recogniser(wave),
-                self.read(wave, clip.sounds),
+                self.hear(wave, clip.sounds),
                 len(speech.patches),
                 speech.stopped,
                 natural_heard,
@@ -100,9 +114,10 @@ class Judge:
 
 
 def measure(judge: Judge, options: argparse.Namespace, report: Report) -> None:
-    """Each mode, the plain one of the first kind for each seed; of that kind also natural speech through the codec."""
-    other = dictionary(options.words)
+    """Each mode of the first kind, the plain one of all, some for each seed; of the first kind also natural speech
+    through the codec."""
     for kind in options.kinds:
+        other = dictionary(options.words, unheard=kind == "unheard")
         chosen, first = texts(kind, options.sentences, other), kind == options.kinds[0]
         natural, heard = judge.natural(chosen)
         if first:
@@ -110,12 +125,12 @@ def measure(judge: Judge, options: argparse.Namespace, report: Report) -> None:
             codec = (Speech(patches, judge.served.sound(patches), True) for patches in copies)
             report(f"{kind} codec", score(list(judge.takes(codec, natural, heard))))
         for mode in options.modes if first else MODES[:1]:
-            count = options.seeds if first and mode == MODES[0] else 1
+            count = options.seeds if kind in SEEDED and mode == MODES[0] else 1
             for seed in range(options.first_seed, options.first_seed + count):
                 done = list(judge.takes(judge.speak(mode, chosen, natural, seed), natural, heard))
-                report(f"{kind} {mode} {seed}", score(done))
+                report(f"{kind} {mode} {seed}", score(done, NATURAL_WORDS.get(kind, 0.05)))
                 for take in (take for take in done if take.repeats_or_skips):
-                    print(f"  a repeat or a skip, seed {seed}: {take.spoken} | {take.heard}", flush=True)
+                    print(f"  a repeat or a skip, seed {seed}: {take.spoken} | {take.heard.words}", flush=True)
 
 
 def main() -> None:
@@ -123,7 +138,7 @@ def main() -> None:
     for name in ("checkpoint", "out"):
         parser.add_argument(name, type=Path)
     corpus.source(parser)
-    parser.add_argument("--kinds", nargs="+", default=["sentences", "words", "other"])
+    parser.add_argument("--kinds", nargs="+", default=["sentences", "first_words", "segments_400", "words", "unheard"])
     parser.add_argument("--modes", nargs="+", default=list(MODES))
     parser.add_argument("--sentences", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=10)

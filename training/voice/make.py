@@ -1,6 +1,6 @@
 """Makes the embedded voice from nothing but Debian's packages flite and wamerican-small, on one GPU.
 
-    python -m training.voice.make WORK [--export models/embedded/voxcpm2]
+    python -m training.voice.make WORK [--go-on] [--export models/embedded/voxcpm2]
 
 Flite speaks beside the training of the language model, as many processes as there are cores to spare; then the gates
 judge it, and a voice that passes is exported. The published codec, which sounds its latents, is kept, and so is the
@@ -19,11 +19,11 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from training.voice import corpus
 from training.voice.config import CONFIG, PUBLISHED
-from training.voice.network import Network
+from training.voice.network import Network, Objective
 
 _ENDLESS = ("--files", 1_000_000, "--echoes", 0.1)
 
@@ -58,6 +58,14 @@ def export(lm: Path, directory: Path) -> None:
     save_file(trained, directory / "model.safetensors")
 
 
+def released(lm: Path) -> None:
+    """A state to go on from: the published network, and helpers that have learned nothing."""
+    network = load_file(PUBLISHED / "model.safetensors")
+    fresh = Objective(Network(CONFIG)).state_dict()
+    lm.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"model": fresh | {f"network.{name}": value for name, value in network.items()}, "steps": 0}, lm)
+
+
 def make(options: argparse.Namespace) -> None:
     work: Path = options.work
     (work / "voice").mkdir(parents=True, exist_ok=True)
@@ -66,20 +74,24 @@ def make(options: argparse.Namespace) -> None:
         start("corpus", work / "voice", *source, "--seed", 2001 + core, *_ENDLESS)
         for core in range(max(1, options.cores - 2))
     ]
+    state = work / "lm" / "lm.pt"
+    if options.go_on and not state.exists():
+        released(state)
+    resume = ("--resume", state, "--guided", 0.4) if options.go_on else ()
     try:
-        finish("train", work / "voice", work / "lm", "--seconds", options.seconds, "--compile")
+        finish("train", work / "voice", work / "lm", "--seconds", options.seconds, "--compile", *resume)
     finally:
         for process in speakers:
             process.terminate()
             process.wait()
-    export(work / "lm" / "lm.pt", work / "checkpoint")
+    export(state, work / "checkpoint")
     finish("gates", work / "checkpoint", work / "gates.json", *source)
     scores = json.loads((work / "gates.json").read_text(encoding="utf-8"))
     failed = sorted(name for name, values in scores.items() if name.startswith("sentences") and not values["passed"])
     if failed:
         raise SystemExit(f"the gates are not met, nothing is exported: {', '.join(failed)}")
     if options.export:
-        export(work / "lm" / "lm.pt", options.export)
+        export(state, options.export)
         finish("built_in_voices", options.export)
 
 
@@ -87,6 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path, help="directory for data and states")
     parser.add_argument("--export", type=Path, help="directory of the checkpoint")
+    parser.add_argument("--go-on", action="store_true", help="from WORK's state, else from the published weights")
     corpus.source(parser)
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=2000.0, help="of training")

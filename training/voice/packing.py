@@ -19,18 +19,18 @@ _NOTHING = np.zeros(0, np.int16)
 class Shape:
     """rows of `length` positions; patches: how many of them are computed at most, in prompts and as targets alike."""
 
-    rows: int = 32
-    length: int = 512
+    rows: int = 26
+    length: int = 640
     patches: int = 5120
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Shares of examples with a reference clip, with several joined utterances, and with a description of the voice in
-    front; history: the most noise on patches of the past."""
+    """Shares of examples with a reference clip, with several joined utterances, up to a segment's length, and with a
+    description of the voice in front; history: the most noise on patches of the past."""
 
     reference: float = 0.2
-    joined: float = 0.2
+    joined: float = 0.3
     described: float = 0.1
     history: float = 0.3
 
@@ -94,18 +94,18 @@ class Packer:
         mixture, store, random = self._mixture, self._store, self._random
         chosen = [int(random.integers(len(store.first)))]
         if random.random() < mixture.joined:
-            chosen += random.integers(len(store.first), size=int(random.integers(1, 6))).tolist()
+            chosen += random.integers(len(store.first), size=int(random.integers(1, 14))).tolist()
         reference = None
         if random.random() < mixture.reference:
             clip = int(random.integers(len(store.first)))
-            count = store.count[clip]
+            count = min(store.count[clip], 80)
             kept = int(random.integers(min(6, count), count + 1))
-            start = store.first[clip] + int(random.integers(0, count - kept + 1))
+            start = store.first[clip] + int(random.integers(0, store.count[clip] - kept + 1))
             reference = np.arange(start, start + kept)
         described = self._descriptions[int(random.integers(len(self._descriptions)))]
         front = described if random.random() < mixture.described else _NOTHING
         while (example := _Example(store, chosen, reference, front, mixture.history * random.random())).size > length:
-            chosen.pop()
+            chosen = chosen[:-1] or [int(random.integers(len(store.first)))]
         return example
 
     def _place(self, example: _Example, row: int, column: int, document: int) -> None:

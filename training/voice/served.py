@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from models.layers.kv_cache import PagedBatch
 from models.protocol import RESULT_FLAGS
 from models.voxcpm2.model import VoxCPM2, load_model
 from models.voxcpm2.processor import load_processor
+from training.loop import device
 
 _PAGE = 16
 
@@ -38,20 +39,12 @@ class Speech:
 
 
 class Served:
-    """On the CPU, where a few hundred prompts are stepped together, or on a GPU in bfloat16."""
+    """A few hundred prompts are stepped together, on a GPU in its servers' precision. What comes back is on the CPU."""
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        cfg: float = 2.0,
-        steps: int = 10,
-        temperature: float = 1.0,
-        device: torch.device | None = None,
-    ) -> None:
-        self.device = device or torch.device("cpu")
-        self._dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.model: VoxCPM2 = load_model(directory, self.device, self._dtype)
+    def __init__(self, directory: Path, *, cfg: float = 2.0, steps: int = 10, temperature: float = 1.0) -> None:
+        self._device = device()
+        self._dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
+        self.model: VoxCPM2 = load_model(directory, self._device, self._dtype)
         self.processor = load_processor(directory)
         self._steps = steps
         self._settings = {"active": True, "cfg": cfg, "temperature": temperature, "min_patches": 2}
@@ -59,18 +52,19 @@ class Served:
     @torch.no_grad()
     def encode(self, wave: np.ndarray) -> Tensor:
         """int16 [n] at 16 kHz, a whole number of patches -> [patches, P, D]."""
-        latents = self.model.vae.encoder(torch.from_numpy(wave).float()[None, None] / 32768.0)
+        latents = self.model.vae.encoder(torch.from_numpy(wave).to(self._device).float()[None, None] / 32768.0)
         frames, channels = self.model.patch_shape
-        return latents[0].T.reshape(-1, frames, channels)
+        return latents[0].T.reshape(-1, frames, channels).float().cpu()
 
     @torch.no_grad()
     def sound(self, patches: Tensor) -> Tensor:
         """[n, P, D] -> samples at 48 kHz."""
-        return self.model.vae.decoder(patches.flatten(0, 1).T[None])[0, 0]
+        return self.model.vae.decoder(patches.to(self._device).flatten(0, 1).T[None])[0, 0].float().cpu()
 
+    @torch.inference_mode()
     def speak(self, prompts: list[Prompt]) -> list[Speech]:
-        with torch.inference_mode(), self.device:
-            return self._speak(prompts)
+        with self._device:
+            return self._speak([replace(prompt, patches=prompt.patches.to(self._device)) for prompt in prompts])
 
     def _speak(self, prompts: list[Prompt]) -> list[Speech]:
         layouts = [
@@ -81,16 +75,16 @@ class Served:
             )
             for prompt in prompts
         ]
-        ids = [torch.tensor(layout.token_ids.astype(np.int64)) for layout in layouts]
+        ids = [torch.from_numpy(layout.token_ids.astype(np.int64)).to(self._device) for layout in layouts]
         lengths = torch.tensor([len(each) for each in ids])
         pages = -(-max(len(each) + prompt.max_patches for each, prompt in zip(ids, prompts, strict=True)) // _PAGE)
         caches = [
-            spec.allocate(1 + pages * len(prompts), _PAGE, self.device, self._dtype)
+            spec.allocate(1 + pages * len(prompts), _PAGE, self._device, self._dtype)
             for spec in self.model.cache_specs()
         ]
         state = self._state(prompts, lengths, pages)
         positions = [torch.arange(len(each)) for each in ids]
-        is_patch = torch.cat([torch.tensor(layout.audio_mask) for layout in layouts])
+        is_patch = torch.cat([torch.from_numpy(layout.audio_mask).to(self._device) for layout in layouts])
         ends = lengths.cumsum(0)
         inputs = {
             "token_ids": torch.cat(ids),
@@ -138,10 +132,11 @@ class Served:
         while len(slots):
             audio = codec.forward({"slots": slots, "results": results}, {"rows": len(slots)})["audio"]
             flags = dict(zip(RESULT_FLAGS, (results[:, -len(RESULT_FLAGS) :] != 0).unbind(1), strict=True))
+            patches, sounds, ends = results.float().cpu(), audio.float().cpu(), flags["stopped"].tolist()
             for row, slot in enumerate(slots.tolist()):
-                patch = results[row, : -len(RESULT_FLAGS)].view(self.model.patch_shape)
-                made[slot - 1].append((patch.clone(), audio[row].clone()))
-                stopped[slot - 1] = bool(flags["stopped"][row])
+                patch = patches[row, : -len(RESULT_FLAGS)].view(self.model.patch_shape)
+                made[slot - 1].append((patch.clone(), sounds[row].clone()))
+                stopped[slot - 1] = ends[row]
             slots = slots[~flags["finished"]]
             if len(slots):
                 results = decode.forward({"slots": slots}, {"rows": len(slots)})["results"]

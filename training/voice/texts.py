@@ -1,6 +1,6 @@
 """Texts for the embedded voice from a seed: a grammar of everyday English (rules.json) over the words that it is made
-to say well (words.json), numbers, the answers of the embedded vision model, and strings of words, so that spelling is
-learned as well as sentences."""
+to say well (words.json), numbers, the answers of the embedded vision model, what people type first (first_words.json),
+and strings of words, so that spelling is learned as well as sentences."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-_RULES = json.loads((_HERE / "rules.json").read_text(encoding="utf-8"))
-WORDS = {
-    kind: tuple(" ".join(lines).split())
-    for kind, lines in json.loads((_HERE / "words.json").read_text(encoding="utf-8")).items()
-}
+_RULES, _FIRST, _WORDS = (
+    json.loads((_HERE / f"{name}.json").read_text(encoding="utf-8")) for name in ("rules", "first_words", "words")
+)
+FIRST_WORDS, PROJECT = tuple(_FIRST.pop("phrases")), tuple(_FIRST.pop("project"))
+"""What people type first into a page that speaks, and sentences of the project's own documents."""
+_FIRST_RULES = tuple(_FIRST.pop("rules"))
+WORDS = {kind: tuple(" ".join(lines).split()) for kind, lines in _WORDS.items()}
 """By kind."""
+_MORE = {kind: tuple(" ".join(lines).split()) for kind, lines in _FIRST.items()}
+"""Words that are no part of the grammar, by kind."""
 FUNCTION = WORDS["FUNCTION"]
 KNOWN: tuple[str, ...] = tuple(dict.fromkeys(word.lower() for words in WORDS.values() for word in words))
 """All of them in lower case, without doubles."""
 _LISTS: dict[str, Sequence[str]] = {
     **WORDS,
+    **_MORE,
+    "PROJECT": PROJECT,
     **{kind: _RULES[kind] for kind in ("SIDES", "CORNERS")},
     "KNOWN": KNOWN,
     "SHAPE COLOURS": WORDS["COLOURS"][:11],
@@ -36,20 +42,25 @@ _SMALLEST = tuple(word for word in FUNCTION if len(word) <= 3)
 _PLURALS = {"man": "men", "woman": "women", "child": "children", "knife": "knives", "wife": "wives", "leaf": "leaves"}
 
 
-def dictionary(path: Path) -> tuple[str, ...]:
-    """Words of 2 to 12 plain small letters of a word list, one a line, in its order."""
+def dictionary(path: Path, *, unheard: bool = False) -> tuple[str, ...]:
+    """Words of 2 to 12 plain small letters of a word list, one a line, in its order. unheard: each fortieth instead of
+    the others, which the training never speaks."""
     words = path.read_text(encoding="utf-8").split()
-    return tuple(w for w in words if 2 <= len(w) <= 12 and w.isascii() and w.isalpha() and w.islower())
+    fit = [w for w in words if 2 <= len(w) <= 12 and w.isascii() and w.isalpha() and w.islower()]
+    known = {*KNOWN, *FUNCTION, *(word.lower() for words in _MORE.values() for word in words)}
+    return tuple(w for number, w in enumerate(fit) if (number % 40 == 0 and w not in known) == unheard)
 
 
 @dataclass(frozen=True)
 class Shares:
     """What share of the texts each kind has; the rest are sentences of the grammar."""
 
-    known_words: float = 0.15
-    other_words: float = 0.2
-    numbers: float = 0.14
+    known_words: float = 0.1
+    other_words: float = 0.28
+    numbers: float = 0.1
     echoes: float = 0.0
+    first_words: float = 0.18
+    long: float = 0.04
 
 
 class Writer:
@@ -98,6 +109,10 @@ class Writer:
     def _text(self, shares: Shares) -> str:
         if shares.echoes and self.maybe(shares.echoes):
             return self.echo()
+        if self.maybe(shares.long):
+            return self.long(replace(shares, long=0.0))
+        if self.maybe(shares.first_words):
+            return self.first_words()
         drawn = self.random.random()
         if drawn < shares.known_words:
             return self.known_words()
@@ -105,6 +120,32 @@ class Writer:
         if self.other and drawn < shares.other_words:
             return self.word_string(self.other) if self.maybe(0.5) else self.mixed_string()
         return self.numbered() if drawn - shares.other_words < shares.numbers else self.sentence()
+
+    def first_words(self) -> str:
+        """What people type first, with and without signs, also two in a row."""
+        text = self.one(FIRST_WORDS) if self.maybe(0.4) else self.filled(self.one(_FIRST_RULES))
+        if self.maybe(0.4):
+            text = text.rstrip(".!?") + self.one(("", "", ".", "!", "?"))
+        return f"{finish(text)} {self.first_words()}" if self.maybe(0.15) else text
+
+    def alphabet(self) -> str:
+        """Some of it, from any letter on."""
+        first = 0 if self.maybe(0.4) else self.random.randrange(23)
+        end = 26 if self.maybe(0.5) else self.random.randint(first + 3, 26)
+        return self.one((", ", " ")).join(_MORE["LETTERS"][first:end])
+
+    def spelled(self) -> str:
+        """A word by the names of its letters."""
+        word = self.one(KNOWN + _MORE["FIRST NAMES"] + _MORE["COMMON"])[:9]
+        letters = self.one((", ", " ")).join(word.upper())
+        return self.one((letters, f"{word}, {letters}", f"{word} is spelled {letters}", f"my name is {letters}"))
+
+    def long(self, shares: Shares, least: int = 130, most: int = 400) -> str:
+        """Texts in a row, as many as a segment of the server holds."""
+        text, length = finish(self._text(shares)), self.random.randint(least, most)
+        while len(longer := f"{text} {finish(self._text(shares))}") <= length:
+            text = longer
+        return text
 
     def word_string(self, source: Sequence[str]) -> str:
         """Words that have nothing to do with each other, now and then with a comma."""

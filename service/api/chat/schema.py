@@ -177,7 +177,7 @@ def transcript_in(id: str) -> str | None:
 class AnswerAudio(msgspec.Struct, frozen=True):
     """data: base64 of the file. id: stands for the transcript; audio is not kept. finish_reason: "length" if a segment
     of the speech ended at its cap, or the speech ended before the text. steps: those of the speech model. unspoken:
-    letters and digits that the speech model cannot speak, each once, if any."""
+    letters, digits and signs that the speech model cannot speak, each once, if any."""
 
     id: str
     data: str

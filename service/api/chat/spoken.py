@@ -142,7 +142,7 @@ class SpokenAnswer:
 
     @property
     def unspoken(self) -> str:
-        """Letters and digits of what is spoken that the speech model cannot speak, each once."""
+        """Letters, digits and signs of what is spoken that the speech model cannot speak, each once."""
         return self.script.unspoken(self._job.processor)
 
     @property

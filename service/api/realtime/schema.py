@@ -454,7 +454,7 @@ SERVER_EVENTS: dict[str, dict[str, Any]] = {
     "response.output_audio_transcript.delta": PART | {"delta": str},
     "response.output_audio_transcript.done": PART | {"transcript": str},
     "response.output_audio.delta": PART | {"delta": str},
-    # unspoken: letters and digits that the speech model cannot speak, each once, if any.
+    # unspoken: letters, digits and signs that the speech model cannot speak, each once, if any.
     "response.output_audio.done": PART | {"unspoken": str | UnsetType},
     "response.function_call_arguments.delta": CALL | {"delta": str},
     "response.function_call_arguments.done": CALL | {"name": str, "arguments": str},

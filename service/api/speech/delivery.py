@@ -60,7 +60,7 @@ class Script:
         return sum(len(line.text) for line in self.lines)
 
     def unspoken(self, processor: SpeechProcessor) -> str:
-        """Letters and digits that the model cannot speak, each once."""
+        """Letters, digits and signs that the model cannot speak, each once."""
         return processor.unspoken("".join(line.text for line in self.lines))
 
 

@@ -56,7 +56,7 @@ class PreparedSpeech:
     job: SpeechJob
     script: Script
     unspoken: str
-    """Letters and digits that the model cannot speak, each once."""
+    """Letters, digits and signs that the model cannot speak, each once."""
     request: SpeechRequest
     encoder: StreamingEncoder
     delivery: Delivery

@@ -124,8 +124,8 @@ class SpeechAudioSegment(msgspec.Struct, frozen=True, omit_defaults=True, tag_fi
 
 
 class SpeechAudioDone(msgspec.Struct, frozen=True, tag_field="type", tag="speech.audio.done"):
-    """finish_reason: "length" where a segment ended at its cap, not by itself. unspoken: letters and digits of the text
-    that the model cannot speak and left out, each once, if there are any."""
+    """finish_reason: "length" where a segment ended at its cap, not by itself. unspoken: letters, digits and signs of
+    the text that the model cannot speak and left out, each once, if there are any."""
 
     usage: SpeechUsage
     finish_reason: Literal["stop", "length"]

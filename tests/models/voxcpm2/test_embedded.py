@@ -57,3 +57,9 @@ def test_transformers_reads_the_tokenizer_as_the_server_does() -> None:
 def test_what_is_spoken_of_a_text(text: str, meant: str) -> None:
     processor = load_processor(EMBEDDED)
     assert processor.tokenize(text) == processor.tokenize(meant)
+
+
+def test_letters_and_signs_that_are_left_out_are_named() -> None:
+    processor = load_processor(EMBEDDED)
+    assert processor.unspoken('50% of x & y = 5 + (2), "so" [I] think… `it\'s` - a/b_c') == ""
+    assert processor.unspoken("C# ~ $ 5 * √2 # Łódź 你") == "#~$*√Ł你"
