@@ -393,8 +393,14 @@ def _inputs(x_row, norm_ptr, column, rstd, K: tl.constexpr, NORM: tl.constexpr):
     return x
 
 
-_CODES, _U4 = Blocks(4, 256), Blocks(8, 512)
-"""Of codes with scales of groups: a load of 16 bytes for each thread, in 4 bits one for each output."""
+_CODES = Blocks(4, 256)
+"""Of codes with scales of groups: a load of 16 bytes for each thread; more would spill registers."""
+
+
+def _u4_blocks(inputs: int) -> Blocks:
+    """A load of 16 bytes for each output and thread, of whole rows where 4 warps are enough for that."""
+    depth = min(512, max(128, triton.next_power_of_2(inputs // 8)))
+    return Blocks(8, depth, depth // 128)
 
 
 def _blocks(inputs: int, *, silu_mul: bool) -> Blocks:
@@ -454,7 +460,7 @@ def gemv(
     if read.form in ("u4", "u4_portable"):
         # Two units of 16 bits at once.
         read, values = read._replace(parts=8), values.view(torch.int32)
-        blocks = blocks or _U4
+        blocks = blocks or _u4_blocks(inputs)
     if blocks is None and read.group:
         blocks = _CODES
     if blocks is None and scale is not None:
