@@ -412,8 +412,8 @@ def test_a_voice_whose_file_is_damaged_is_refused_by_name(http: httpx.Client, di
 
 
 def test_keys_that_are_separate_have_their_own_voices(tmp_path: Path) -> None:
-    shared = VoiceStore(tmp_path, 9).add(name="Old", **ENCODED, latents=patches(1))
     """And no cached prompts."""
+    shared = VoiceStore(tmp_path, 9).add(name="Old", **ENCODED, latents=patches(1))
     with endless(tmp_path, api_key=("a", "b"), separate_keys=True) as (server, talker):
         a, b = (
             httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {key}"}, timeout=2 * GENEROUS)
@@ -426,7 +426,7 @@ def test_keys_that_are_separate_have_their_own_voices(tmp_path: Path) -> None:
 
         salts = set()
         for client in (a, b, a):
-            said = {"model": "tiny", "messages": [{"role": "user", "content": "!silent"}], "stream": True}
+            said = {"model": "tiny", "messages": [{"role": "user", "content": "!endless"}], "stream": True}
             with client.stream("POST", "/v1/chat/completions", json=said):
                 salts |= {chat.request.prompt.cache_salt for chat in talker.chats.values()}
             wait(lambda: not talker.chats, what="the answer is given up")
