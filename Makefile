@@ -64,7 +64,7 @@ test test-all: export OMP_NUM_THREADS = 1
 test test-all: export CUDA_VISIBLE_DEVICES =
 test test-all: export PYTHONDONTWRITEBYTECODE =
 XDIST = -n 2 --dist loadfile --no-loadscope-reorder --durations 10
-test: $(TEST)  ## Run the test suite (Python packages only, five minutes on 2 cores)
+test: $(TEST)  ## Run the test suite (Python packages only, two to five minutes on 2 cores)
 	$(BIN)/pytest $(XDIST) $(ARGS)
 
 test-all: $(ALL)  ## Run what `test` leaves out; needs the Debian packages that .ci/run installs
