@@ -114,7 +114,7 @@ class Sheet:
         columns, rows = random.randint(2, 7), random.randint(3, 9)
         wide, high = (box[2] - left) / columns, (box[3] - top) / rows
         size, ruled, kind = min(0.55 * high, 0.34 * wide, 44), random.random() < 0.7, random.choice("wwndk")
-        gap, shaded = random.choice((0, 0, 0.06, 0.12)) * high, random.random() < 0.5
+        gap, shaded = random.choice((0, 0, 0.06, 0.12)) * min(wide, high), random.random() < 0.5
         for nth in range(rows * columns):
             x, y = left + nth % columns * wide + gap, top + nth // columns * high + gap
             if ruled or gap:
