@@ -94,7 +94,7 @@ def ask(
 
 
 def word(random: Random, table: str, name: str) -> str:
-    """One of those that natural.json has for `name` in a table."""
+    """A wording of `name` from a table of natural.json."""
     return random.choice(NATURAL[table][name].split("|"))
 
 

@@ -284,9 +284,10 @@ def _sums_of_u4(
 ):
     """_sums_of_codes of 4 bits, with acc and acc_up [outputs, fours of units]. A unit of int32 is two of int16.
 
-    Bound by instructions, so a code takes three: it is left as the last bits of 256 or 16 plus itself, at the one or
-    the other of which two neighbours are after one shift; what x makes of that and of the zero is taken away from the
-    sum of a group. A thread has the same four units of all outputs, so that x is converted once."""
+    The kernel is bound by instructions, so no code is shifted, and no zero subtracted, alone. A code under the exponent
+    of a float is 256 + code in even parts and 16 + code in odd ones, two of them after one shift. The sum over a group,
+    less 256 + zero or 16 + zero times the sum of x, is the product. A thread holds the same four units of every output,
+    so that x is converted once."""
     FOURS: tl.constexpr = BLOCK_K // 4
     RUN: tl.constexpr = INPUTS // 4
     kind: tl.constexpr = x_row.dtype.element_ty
