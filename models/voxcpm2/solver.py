@@ -51,7 +51,9 @@ def schedule(solver_steps: int, dtype: torch.dtype) -> Schedule:
 def sinusoid(times: Tensor, size: int) -> Tensor:
     """[n] -> [n, size], sines then cosines of 1000 t, each operation rounded to the dtype of `times`."""
     half = size // 2
-    frequencies = torch.exp(torch.arange(half, dtype=times.dtype) * -(math.log(10000) / (half - 1)))
+    frequencies = torch.exp(
+        torch.arange(half, dtype=times.dtype, device=times.device) * -(math.log(10000) / (half - 1))
+    )
     angles = 1000 * times[:, None] * frequencies[None, :]
     return torch.cat((angles.sin(), angles.cos()), dim=-1)
 
