@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,16 @@ def test_how_they_wait_stays_as_the_operator_has_set_it() -> None:
     assert thread_variables(three, {}) == {**PASSIVE, "OMP_NUM_THREADS": "3"}
     assert thread_variables(three, {"OMP_WAIT_POLICY": "ACTIVE"}) == {"OMP_NUM_THREADS": "3"}
     assert "KMP_BLOCKTIME" not in thread_variables(three, {"KMP_BLOCKTIME": "200"})
+
+
+def test_numpy_computes_in_the_thread_that_asks() -> None:
+    """Elsewhere threads of OpenBLAS spin after each product, on processors that the engine needs."""
+    count = "print(len(os.listdir('/proc/self/task')), 'OPENBLAS_NUM_THREADS' in os.environ)"
+    program = f"import os, service, numpy as np; np.ones((9999, 99)) @ np.ones(99); {count}"
+    unset = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    for given, said in ((unset, "1 False"), (unset | {"OPENBLAS_NUM_THREADS": "2"}, "2 True")):
+        done = subprocess.run([sys.executable, "-c", program], env=given, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == said.split() or (said == "2 True" and len(os.sched_getaffinity(0)) == 1)
 
 
 @pytest.mark.slow
