@@ -14,8 +14,8 @@ if _models is None or _models.origin is None or Path(_models.origin).resolve() !
         "and without that PYTHONPATH"
     )
 
-# OpenBLAS reads this when NumPy is loaded. Its threads, one for each processor, spin for 0.1 s after each product: one
-# second of sound that is resampled would keep all processors busy for as long. Torch in a child has its own.
+# OpenBLAS reads this when NumPy is loaded. Its threads, one for each processor, would spin for 0.1 s after a product,
+# such as those of resampling. The engine's torch has its own.
 if "OPENBLAS_NUM_THREADS" not in os.environ:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     with suppress(ImportError):  # which is named later
