@@ -119,7 +119,8 @@ def decode_samples(data: bytes, *, sample_rate: int, field: str, limits: AudioLi
     blocks = _mono_blocks(data, field, limits)
     if limits.recording:
         samples = np.concatenate([*_resampled(blocks, sample_rate)])
-        return samples / np.float32(max(np.abs(samples).max(initial=0.0), 1.0))
+        samples /= max(samples.max(initial=1.0), -samples.min(initial=0.0))
+        return samples
     found = [*blocks]
     mono = np.concatenate([block for _, block in found])
     peak = float(np.abs(mono).max())
@@ -133,8 +134,6 @@ def _mono_blocks(data: bytes, field: str, limits: AudioLimits) -> Iterator[Block
     """(sample rate, float64 [frames]), at least one; the rate is the same for all."""
     count = 0
     for rate, block in _blocks(data, field):
-        if count == 0:
-            _check_format(rate, block.shape[1], field)
         count += len(block)
         if count > limits.max_seconds * rate:
             raise InputError(field, f"the audio is too long: at most {limits.max_seconds:g} seconds allowed")
@@ -170,6 +169,7 @@ def _blocks(data: bytes, field: str) -> Iterator[Block]:
         raise InputError(field, "the audio is damaged or truncated")
     if (pcm := _pcm_of_wav(data)) is not None:
         rate, samples = pcm
+        _check_format(rate, samples.shape[1], field)
         for start in range(0, len(samples), BLOCK_FRAMES):
             yield rate, samples[start : start + BLOCK_FRAMES] / np.float32(32768)
         return
@@ -188,8 +188,7 @@ def _blocks(data: bytes, field: str) -> Iterator[Block]:
         except (FFmpegError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            changes = not isinstance(error, FFmpegError)  # as the resampler says
-            problem = "changes its sample rate or its channels" if changes else "is damaged"
+            problem = "is damaged" if isinstance(error, FFmpegError) else "changes its sample rate or its channels"
             raise InputError(field, f"the audio {problem}") from error
 
 
@@ -197,10 +196,9 @@ def _pcm_of_wav(data: bytes) -> tuple[int, np.ndarray] | None:
     """(sample rate, int16 [frames, channels]) of a whole file of 16-bit samples: FFmpeg reads 2 KB of one at a time."""
     chunks = _chunks_of_wav(data)
     (head, length), (begin, size) = chunks.get(b"fmt ", (0, 0)), chunks.get(b"data", (0, 0))
-    if length < 16 or not 0 < size <= len(data) - begin:
-        return None
-    kind, channels, rate, _, width, bits = struct.unpack_from("<HHIIHH", data, head)
-    if (kind, bits) != (1, 16) or not channels or width != 2 * channels or size % width:
+    kind, channels, rate, _, width, bits = struct.unpack("<HHIIHH", data[head : head + 16].ljust(16))
+    plain = length >= 16 and (kind, bits, width) == (1, 16, 2 * channels) and 0 < size <= len(data) - begin
+    if not plain or not channels or size % width:
         return None
     return rate, np.frombuffer(data, "<i2", size // 2, begin).reshape(-1, channels)
 
