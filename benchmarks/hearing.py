@@ -260,7 +260,8 @@ def measured(parts: Sequence[str], scale: Scale, tiny: bool) -> Iterator[tuple[R
     warm = replace(scale, recordings=recordings, live=2.0, talks=talks, requests=scale.chats)
     with tempfile.TemporaryDirectory() as folder:
         parent = Path(folder)
-        others = [GOLDEN / name if tiny else make(name, parent) for name in (scale.recogniser, VOICE)]
+        names = [scale.recogniser, *([VOICE] if "turns" in parts else [])]  # a voice takes long to start
+        others = [GOLDEN / name if tiny else make(name, parent) for name in names]
         flags = [*random_weights([served_directory(scale.chat, parent), *others]), "--voices-dir", f"{folder}/voices"]
         with serve(*flags, program=PROGRAM) as server:
             for part in parts:
