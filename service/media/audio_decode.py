@@ -48,8 +48,7 @@ def is_cut_short(data: bytes) -> bool:
 
 def _chunks_of_wav(data: bytes) -> dict[bytes, Extent]:
     """By name, up to the samples; none of another file."""
-    found: dict[bytes, Extent] = {}
-    place = 12 if data[:4] == b"RIFF" and data[8:12] == b"WAVE" else len(data)
+    found, place = dict[bytes, Extent](), 12 if data[:4] == b"RIFF" and data[8:12] == b"WAVE" else len(data)
     while place + 8 <= len(data) and b"data" not in found:
         name, size = data[place : place + 4], int.from_bytes(data[place + 4 : place + 8], "little")
         place += 8
