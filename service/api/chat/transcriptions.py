@@ -311,8 +311,7 @@ async def pieces_of(
 
 @dataclass(eq=False)
 class Hearing:
-    """A request whose recording is transcribed. language: the model's name of it; None: the model tells. live: it is a
-    piece of live speech, which may wait for others."""
+    """A recording to transcribe. language: the model's name of it; None: the model tells. live: may `gather`."""
 
     context: ServerContext
     body: TranscriptionForm

@@ -239,10 +239,8 @@ def _decoded(data: bytes, format: RealtimeFormat) -> np.ndarray:
     """float32 [n] of samples in the format of the session."""
     law = CHAT_FORMATS[REALTIME_FORMATS[format.type]]
     if law == "pcm":
-        levels = np.frombuffer(data[: len(data) // 2 * 2], "<i2").astype(np.float32)
-    else:
-        levels = g711_levels(law)[np.frombuffer(data, np.uint8)]
-    return levels / 32768
+        return np.frombuffer(data[: len(data) // 2 * 2], "<i2") / np.float32(32768)
+    return g711_levels(law)[np.frombuffer(data, np.uint8)] / np.float32(32768)
 
 
 def _read(value: Any, kind: Any, field: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from openai import AsyncOpenAI
 from websockets.asyncio.client import ClientConnection, connect
 
-from service.api.context import ServerContext
+from service.api.context import FEW, ServerContext
 from service.api.realtime import listening
 from service.media.audio_formats import G711_RATE
 from tests.api.realtime.conftest import Event, kinds, refused, said, tell, up_to
@@ -120,12 +121,15 @@ async def test_live_pieces_begin_together_beside_a_chat(server: RunningServer, m
         for socket, seconds in ((live[0], 3), (talk, 1)):
             heard = await speak(socket, np.tile(SECOND, seconds).tobytes())
             assert heard[-1]["transcript"] == f"{seconds:.2f} s." and not steps
+        context.live_pieces.extend([0.0] * FEW)
+        assert (await speak(live[1], SECOND.tobytes()))[-1]["transcript"] == "1.00 s.", "few do not wait"
+        context.live_pieces.extend([time.monotonic()] * FEW)
         spoken = [asyncio.create_task(speak(socket, SECOND.tobytes())) for socket in live]
-        await until(lambda: len(steps) == 2)
+        await until(lambda: len(steps) == 4)
         assert context.engine.in_flight == 1 and context.live_start is not None
         server.loop.call_soon_threadsafe(context.live_start.cancel)
         assert [(await one)[-1]["transcript"] for one in spoken] == ["1.00 s."] * 2
-        assert steps == ["waits", "waits", "begins", "begins"]
+        assert steps == ["waits", "begins", "waits", "waits", "begins", "begins"]
 
 
 @pytest.mark.parametrize("law", ["ulaw", "alaw"])
