@@ -4,7 +4,8 @@
 
 recognise: transcriptions of 30 s, alone and eight at a time. live: sessions that commit each second of a microphone
 when it has passed; until its text. turns: conversations whose user speaks for 2.4 s and listens; from the detected end
-of a turn to the first sound of the answer. beside: vision chat alone, and beside live sessions.
+of a turn to the first sound of the answer; only for these is a voice hosted. beside: vision chat alone, and beside
+live sessions.
 
 Full size and random weights; --tiny takes miniatures, to try the script. Transcripts have the tokens of speech
 (benchmarks/servers/short_transcripts.py), 100 for 30 s; answers are a clause of 8 and 3.2 s of sound. What is said is
@@ -260,7 +261,8 @@ def measured(parts: Sequence[str], scale: Scale, tiny: bool) -> Iterator[tuple[R
     warm = replace(scale, recordings=recordings, live=2.0, talks=talks, requests=scale.chats)
     with tempfile.TemporaryDirectory() as folder:
         parent = Path(folder)
-        others = [GOLDEN / name if tiny else make(name, parent) for name in (scale.recogniser, VOICE)]
+        names = [scale.recogniser, *([VOICE] if "turns" in parts else [])]
+        others = [GOLDEN / name if tiny else make(name, parent) for name in names]
         flags = [*random_weights([served_directory(scale.chat, parent), *others]), "--voices-dir", f"{folder}/voices"]
         with serve(*flags, program=PROGRAM) as server:
             for part in parts:

@@ -1,0 +1,1 @@
+import service as service  # before a program here loads NumPy

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
+from itertools import chain
 
 import av
 import numpy as np
@@ -36,24 +38,23 @@ Extent = tuple[int, int]
 
 def is_cut_short(data: bytes) -> bool:
     """Whether more than 1 / SLIP is missing of what the header of a WAV, MP3, Matroska or WebM file tells."""
-    extent = _samples_of_wav(data) or _segment_of_matroska(data) or _frames_of_mp3(data)
-    if extent is None:
+    wav = _chunks_of_wav(data).get(b"data")
+    extent = wav or _segment_of_matroska(data) or _frames_of_mp3(data)
+    if extent is None or (extent is wav and extent[1] >= UNKNOWN_WAV_SIZE):
         return False
     begin, size = extent
     return size - (len(data) - begin) > size // SLIP
 
 
-def _samples_of_wav(data: bytes) -> Extent | None:
-    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-        return None
-    place = 12
-    while place + 8 <= len(data):
+def _chunks_of_wav(data: bytes) -> dict[bytes, Extent]:
+    """By name, up to the samples; none of another file."""
+    found, place = dict[bytes, Extent](), 12 if data[:4] == b"RIFF" and data[8:12] == b"WAVE" else len(data)
+    while place + 8 <= len(data) and b"data" not in found:
         name, size = data[place : place + 4], int.from_bytes(data[place + 4 : place + 8], "little")
         place += 8
-        if name == b"data":
-            return (place, size) if size < UNKNOWN_WAV_SIZE else None
+        found[name] = place, size
         place += size + size % 2
-    return None
+    return found
 
 
 def _segment_of_matroska(data: bytes) -> Extent | None:
@@ -105,6 +106,7 @@ LOUDEST = 1e6
 RECORDING_FILTER = "filter_size=64:cutoff=0.97"
 """Options of FFmpeg's resampler: at 16 kHz it is flat to 7.2 kHz."""
 
+BLOCK_FRAMES = 1 << 15
 Block = tuple[int, np.ndarray]
 """(sample rate, float32 [frames, channels])"""
 
@@ -116,7 +118,8 @@ def decode_samples(data: bytes, *, sample_rate: int, field: str, limits: AudioLi
     blocks = _mono_blocks(data, field, limits)
     if limits.recording:
         samples = np.concatenate([*_resampled(blocks, sample_rate)])
-        return samples / np.float32(max(np.abs(samples).max(initial=0.0), 1.0))
+        samples /= max(samples.max(initial=1.0), -samples.min(initial=0.0))
+        return samples
     found = [*blocks]
     mono = np.concatenate([block for _, block in found])
     peak = float(np.abs(mono).max())
@@ -128,13 +131,8 @@ def decode_samples(data: bytes, *, sample_rate: int, field: str, limits: AudioLi
 
 def _mono_blocks(data: bytes, field: str, limits: AudioLimits) -> Iterator[Block]:
     """(sample rate, float64 [frames]), at least one; the rate is the same for all."""
-    count, rate = 0, 0
-    for block_rate, block in _blocks(data, field):
-        if rate == 0:
-            rate = block_rate
-            _check_format(rate, block.shape[1], field)
-        elif block_rate != rate:
-            raise InputError(field, "the audio changes its sample rate")
+    count = 0
+    for rate, block in _blocks(data, field):
         count += len(block)
         if count > limits.max_seconds * rate:
             raise InputError(field, f"the audio is too long: at most {limits.max_seconds:g} seconds allowed")
@@ -168,20 +166,40 @@ def _resampled(blocks: Iterator[Block], sample_rate: int) -> Iterator[np.ndarray
 def _blocks(data: bytes, field: str) -> Iterator[Block]:
     if is_cut_short(data):
         raise InputError(field, "the audio is damaged or truncated")
+    if (pcm := _pcm_of_wav(data)) is not None:
+        rate, samples = pcm
+        _check_format(rate, samples.shape[1], field)
+        for start in range(0, len(samples), BLOCK_FRAMES):
+            yield rate, samples[start : start + BLOCK_FRAMES] / np.float32(32768)
+        return
     with open_container(data, "audio", CODECS, field) as container:
         stream = next(iter(container.streams.audio), None)
         if stream is None or stream.codec_context is None or stream.codec_context.name not in CODECS:
             raise InputError(field, "the file has no audio stream in a supported codec")
-        resampler = av.AudioResampler(format="fltp")
+        # Frames have 20 to 60 ms, for which NumPy's calls take longer than the decoder.
+        resampler = av.AudioResampler(format="fltp", frame_size=BLOCK_FRAMES)
         try:
-            for frame in container.decode(stream):
-                _check_format(frame.sample_rate, frame.layout.nb_channels, field)
+            for frame in chain(container.decode(stream), [None]):
+                if frame is not None:
+                    _check_format(frame.sample_rate, frame.layout.nb_channels, field)
                 for converted in resampler.resample(frame):
                     yield converted.sample_rate, converted.to_ndarray().T
         except (FFmpegError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(field, "the audio is damaged") from error
+            problem = "is damaged" if isinstance(error, FFmpegError) else "changes its sample rate or its channels"
+            raise InputError(field, f"the audio {problem}") from error
+
+
+def _pcm_of_wav(data: bytes) -> tuple[int, np.ndarray] | None:
+    """(sample rate, int16 [frames, channels]) of a whole file of 16-bit samples: FFmpeg reads 2 KB of one at a time."""
+    chunks = _chunks_of_wav(data)
+    (head, length), (begin, size) = chunks.get(b"fmt ", (0, 0)), chunks.get(b"data", (0, 0))
+    kind, channels, rate, _, width, bits = struct.unpack("<HHIIHH", data[head : head + 16].ljust(16))
+    plain = length >= 16 and (kind, bits, width) == (1, 16, 2 * channels) and 0 < size <= len(data) - begin
+    if not plain or not channels or size % width:
+        return None
+    return rate, np.frombuffer(data, "<i2", size // 2, begin).reshape(-1, channels)
 
 
 def _check_format(rate: int, channels: int, field: str) -> None:

@@ -29,11 +29,7 @@ from tests.support.waiting import GENEROUS, wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore:::ray")]
 
-ENVIRONMENT = {
-    **RAY_ENVIRONMENT,
-    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
-    "HF_HUB_OFFLINE": "1",
-}
+ENVIRONMENT = {**RAY_ENVIRONMENT, "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1", "HF_HUB_OFFLINE": "1"}
 SCALED = {"min_replicas": 1, "max_replicas": 2, "work_per_replica": 3, "upscale_delay": 0, "downscale_delay": 3}
 RUNNING, IN_PROGRESS = "reprise_requests_running", 'reprise_http_requests_in_progress{endpoint="chat"'
 IDLE = 1008
@@ -106,10 +102,7 @@ def ray_cluster() -> Iterator[Cluster]:
     """Everything that Ray starts has ended afterwards."""
     before = set(children(os.getpid()))
     started: set[int] = set()
-    with (
-        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name,
-        ray_serve(Path(name)) as url,
-    ):
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name, ray_serve(Path(name)) as url:
         settings = {
             "model": [str(endless_checkpoint(Path(name))), str(talker())],
             "kv_cache_tokens": ENDLESS_TOKENS,

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from service.engine.core.faults import (
-    LaunchError,
-    RepeatableLaunchError,
-    launch_errors,
-    launch_failure,
-)
+from service.engine.core.faults import LaunchError, RepeatableLaunchError, launch_errors, launch_failure
 
 
 def _overflow() -> None:

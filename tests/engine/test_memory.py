@@ -12,15 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.engine.core.worker import MemoryRequirements, ModelWorker
-from service.engine.memory import (
-    MemoryPlanError,
-    Reserved,
-    Room,
-    plan_pages,
-    reserve,
-    split_pages,
-    with_gpu_bytes,
-)
+from service.engine.memory import MemoryPlanError, Reserved, Room, plan_pages, reserve, split_pages, with_gpu_bytes
 from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig, ModelConfig
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,16 @@ def test_how_they_wait_stays_as_the_operator_has_set_it() -> None:
     assert thread_variables(three, {}) == {**PASSIVE, "OMP_NUM_THREADS": "3"}
     assert thread_variables(three, {"OMP_WAIT_POLICY": "ACTIVE"}) == {"OMP_NUM_THREADS": "3"}
     assert "KMP_BLOCKTIME" not in thread_variables(three, {"KMP_BLOCKTIME": "200"})
+
+
+def test_numpy_computes_in_the_thread_that_asks() -> None:
+    """Threads of OpenBLAS would spin after each product, on processors that the engine needs."""
+    told = "print(len(os.listdir('/proc/self/task')), os.environ.get('OPENBLAS_NUM_THREADS'))"
+    program = [sys.executable, "-c", f"import os, service, numpy as np; np.ones((9999, 99)) @ np.ones(99); {told}"]
+    unset = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    most = min(2, len(os.sched_getaffinity(0)))
+    for given, said in (({}, "1 None\n"), ({"OPENBLAS_NUM_THREADS": "2"}, f"{most} 2\n")):
+        assert subprocess.run(program, env=unset | given, capture_output=True, text=True, check=True).stdout == said
 
 
 @pytest.mark.slow

@@ -208,6 +208,22 @@ def test_a_wav_whose_header_does_not_know_its_length_is_read_to_its_end(size: in
     assert len(decode(bytes(data))) == 16_000
 
 
+def test_a_whole_wav_of_16_bits_is_what_ffmpeg_reads_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).uniform(-1, 1, (99_999, 2))
+    data = sound(noise, 44_100, "WAV", "PCM_16")
+    unknown = data[:40] + b"\xff" * 4 + data[44:]
+    for limits in (LIMITS, AudioLimits(recording=True)):
+        read = partial(decode_samples, sample_rate=16_000, field=FIELD, limits=limits)
+        assert np.array_equal(read(data), expected := read(unknown))
+    monkeypatch.setattr("service.media.audio_decode.open_container", None)
+    assert np.array_equal(read(data), expected)
+
+
+def test_a_change_of_the_sample_rate() -> None:
+    parts = [sound_by_av(tone(440, rate), rate, "mp3", "libmp3lame") for rate in (48_000, 24_000)]
+    assert "changes its sample rate" in refusal(b"".join(parts))
+
+
 @pytest.mark.parametrize(("channels", "rate"), [(1000, 16_000), (1, 3_999), (1, 200_000), (1, 0x7FFFFFFF)])
 def test_attacker_sized_format(channels: int, rate: int) -> None:
     data = bytearray(sound(tone(440, 16_000), 16_000, "WAV"))

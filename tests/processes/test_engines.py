@@ -22,13 +22,7 @@ import pytest
 from benchmarks.servers.footprint import children, inspect
 from tests.support.api_processes import api_pids, only
 from tests.support.processes import ROOT, ServerProcess, served, stand_still
-from tests.support.victims import (
-    CHAT,
-    chat,
-    endless,
-    image_part,
-    small_and_endless,
-)
+from tests.support.victims import CHAT, chat, endless, image_part, small_and_endless
 from tests.support.waiting import GENEROUS, wait
 
 pytestmark = pytest.mark.slow

@@ -66,8 +66,7 @@ class TranscriptionForm(msgspec.Struct, frozen=True, kw_only=True):
     """file: a recording in WAV, FLAC, Ogg, MP3, M4A, AAC, WebM or the sound of an MP4. language: a code such as en, or
     languages with one entry; otherwise the model tells which it hears. prompt, keywords: names and words that may
     occur. chunking_strategy: auto cuts at quiet places every 30 seconds, not every two minutes. stream: with json or
-    text. include: with json. timestamp_granularities: with
-    verbose_json; word where an aligner is hosted."""
+    text. include: with json. timestamp_granularities: with verbose_json; word where an aligner is hosted."""
 
     file: str
     model: str
@@ -307,13 +306,12 @@ async def pieces_of(
     record.ticket.grow(min(len(cut), AT_ONCE) - 1)
     record.notes["audio_seconds"] = round(float(ends[-1]), 3)
     context.metrics.observe("audio_heard_seconds_total", float(ends[-1]), model=model.name)
-    lengths = (len(one) / audio.sample_rate for one in cut)
-    return [Piece(one, end - length, end) for one, end, length in zip(cut, ends.tolist(), lengths, strict=True)]
+    return [Piece(one, end - len(one) / audio.sample_rate, end) for one, end in zip(cut, ends.tolist(), strict=True)]
 
 
 @dataclass(eq=False)
 class Hearing:
-    """A request whose recording is transcribed. language: the model's name of it; None: the model tells."""
+    """A recording to transcribe. language: the model's name of it; None: the model tells. live: may `gather`."""
 
     context: ServerContext
     body: TranscriptionForm
@@ -322,6 +320,7 @@ class Hearing:
     language: str | None
     record: RequestRecord
     pieces: Sequence[Piece]
+    live: bool = False
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
     def __post_init__(self) -> None:
@@ -379,6 +378,8 @@ class Hearing:
         async def hear(piece: Piece) -> AsyncGenerator[str]:
             async with self._turns:
                 piece.job = await self._job(piece)
+                if self.live:
+                    await self.context.gather(self.model)
                 async with aclosing(self._text(piece, piece.job)) as texts:
                     async for text in texts:
                         yield text

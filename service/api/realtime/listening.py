@@ -39,6 +39,8 @@ KEPT_SECONDS = 30
 """Of audio in which no turn was detected: a client may still commit it."""
 DETECTED_SECONDS = 4
 """Of audio that a step of detection takes, which bounds its memory."""
+LIVE_SECONDS = 2
+"""The longest piece of live speech; what is longer may be a turn, whose answer is waited for."""
 EVENT = "conversation.item.input_audio_transcription"
 
 
@@ -185,9 +187,9 @@ class Ears:
         """Whether a turn has begun that was not committed."""
         return self._detector is not None and self._detector.speaking
 
-    async def transcribe(self, item_id: str, data: bytes) -> str:
+    async def transcribe(self, item_id: str, data: bytes, *, live: bool) -> str:
         """What is said in samples of the buffer; "" where that failed. The client is told of it if it has asked for
-        that."""
+        that. live: as of Hearing."""
         context, place = self._context, {"item_id": item_id, "content_index": 0}
         ticket = context.admission.ticket("realtime")
         record = RequestRecord(self._record.request_id, "realtime", ticket, self._record.client, model=self.model.name)
@@ -195,7 +197,7 @@ class Ears:
             async with asyncio.timeout(context.settings.request_timeout):
                 context.require_ready()
                 ticket.grow(1, len(data))
-                hearing = await self._hearing(record, data)
+                hearing = await self._hearing(record, data, live=live)
                 async for delta in hearing.deltas():
                     if self.tells:
                         await self._tell(f"{EVENT}.delta", **place, delta=delta.delta)
@@ -212,21 +214,15 @@ class Ears:
         finally:
             ticket.release()
 
-    async def _hearing(self, record: RequestRecord, data: bytes) -> Hearing:
-        audio, options = self._hears(self.model), self._options
-        format = self._format
-
-        def samples() -> np.ndarray:
-            return resample(_decoded(data, format), format.sample_rate, audio.sample_rate)
-
-        form = TranscriptionForm(
-            file="", model=self.model.name, prompt=options.prompt or "", keywords=options.keywords or []
-        )
-        language = audio.language(options.language) if options.language else None
-        pieces = await pieces_of(
-            self._context, self.model, await self._context.in_thread(samples), PIECE_SECONDS, record
-        )
-        return Hearing(self._context, form, self.model, audio, language, record, pieces)
+    async def _hearing(self, record: RequestRecord, data: bytes, *, live: bool) -> Hearing:
+        context, model, asked, format = self._context, self.model, self._options, self._format
+        audio = self._hears(model)
+        form = TranscriptionForm(file="", model=model.name, prompt=asked.prompt or "", keywords=asked.keywords or [])
+        language = audio.language(asked.language) if asked.language else None
+        heard = await context.in_thread(lambda: resample(_decoded(data, format), format.sample_rate, audio.sample_rate))
+        pieces = await pieces_of(context, model, heard, PIECE_SECONDS, record)
+        live = live and len(data) <= LIVE_SECONDS * format.bytes_per_second
+        return Hearing(context, form, model, audio, language, record, pieces, live)
 
     def _named(self, options: RealtimeTranscription) -> HostedModel:
         """The model that a client names, or else the one of the session: clients name OpenAI's by default."""
@@ -243,10 +239,8 @@ def _decoded(data: bytes, format: RealtimeFormat) -> np.ndarray:
     """float32 [n] of samples in the format of the session."""
     law = CHAT_FORMATS[REALTIME_FORMATS[format.type]]
     if law == "pcm":
-        levels = np.frombuffer(data[: len(data) // 2 * 2], "<i2").astype(np.float32)
-    else:
-        levels = g711_levels(law)[np.frombuffer(data, np.uint8)]
-    return levels / 32768
+        return np.frombuffer(data[: len(data) // 2 * 2], "<i2") / np.float32(32768)
+    return g711_levels(law)[np.frombuffer(data, np.uint8)] / np.float32(32768)
 
 
 def _read(value: Any, kind: Any, field: str) -> Any:

@@ -281,7 +281,7 @@ class Session:
         """A turn that was detected is answered, unless nothing was said in it, or somebody speaks again. detection: as
         it was at the end of the turn; None: the client ended it."""
         id, detected = str(item.id), detection is not None
-        text = await self._hearing.transcribe(id, data)
+        text = await self._hearing.transcribe(id, data, live=self._transcribes and not detected)
         if self._transcribes or id not in self._conversation:
             return
         if detected and not text:

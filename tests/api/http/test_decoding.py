@@ -64,13 +64,7 @@ async def test_pixels_are_charged_before_they_are_decoded(loader: MediaLoader) -
     for url in (data_url(video(), "video/mp4"), f"data:video/jpeg;base64,{frame},{frame}"):
         with pytest.raises(InputError, match="no room"):
             await loader.video(
-                url,
-                chosen(0, 1),
-                never_prepared,
-                frame_list_fps=1.0,
-                field="f",
-                budget=loader.budget(),
-                room=Full(),
+                url, chosen(0, 1), never_prepared, frame_list_fps=1.0, field="f", budget=loader.budget(), room=Full()
             )
     assert charged == [40 * 30 * 3, (2 + 5) * 64 * 48 * 3, (2 + 1) * 40 * 30 * 3], "and a few full frames"
     # The decoders can go on.

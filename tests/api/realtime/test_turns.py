@@ -227,7 +227,7 @@ async def test_an_answer_that_is_not_for_the_conversation_goes_on(talk: ClientCo
 async def test_who_leaves_during_a_turn(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is being written down, or answered, ends."""
 
-    async def never(*_: Any) -> str:
+    async def never(*_: Any, live: bool) -> str:
         await asyncio.Event().wait()
         return ""
 

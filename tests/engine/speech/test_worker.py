@@ -18,14 +18,7 @@ from hypothesis import strategies as st
 from models.voxcpm2.model import VoxCPM2
 from service.engine.core.worker import Control, Request
 from service.engine.speech.scheduler import Step
-from service.link.messages import (
-    Abort,
-    EncodeReference,
-    Pause,
-    SpeechAppend,
-    SpeechRequest,
-    SpeechSegment,
-)
+from service.link.messages import Abort, EncodeReference, Pause, SpeechAppend, SpeechRequest, SpeechSegment
 from tests.engine.speech.rig import Heard, WorkerRig, beside_decode_rows
 from tests.models.voxcpm2 import golden
 from tests.support.slow import slow

@@ -11,14 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.layers.gated_delta import (
-    GatedDeltaConfig,
-    causal_conv,
-    delta_chunks,
-    delta_step,
-    gated_norm,
-    pending_conv,
-)
+from models.layers.gated_delta import GatedDeltaConfig, causal_conv, delta_chunks, delta_step, gated_norm, pending_conv
 from models.layers.kv_cache import StateRows
 from tests.models.kernels.checking import relative_error
 

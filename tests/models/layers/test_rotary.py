@@ -9,12 +9,7 @@ import torch
 
 from models.layers.norms import RMSNorm
 from models.layers.rope_scaling import read_rope_scaling, scaled_frequencies
-from models.layers.rotary import (
-    inverse_frequencies,
-    rotary_cos_sin,
-    rotate_half_split,
-    section_axes,
-)
+from models.layers.rotary import inverse_frequencies, rotary_cos_sin, rotate_half_split, section_axes
 from tests.support.rotation import rotate_interleaved
 
 
