@@ -82,7 +82,12 @@ class Scheduler:
         return bool(self._prefilling)
 
     def schedule(
-        self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget | None, drafts: int = 0
+        self,
+        can_start: Callable[[ChatSequence], bool],
+        budget: ChunkBudget | None,
+        drafts: int = 0,
+        *,
+        apart: bool = False,
     ) -> Step | None:
         """The next batch; None when nothing can run now.
 
@@ -90,6 +95,7 @@ class Scheduler:
             prefix hit (hit_pages), and its grammar.
         budget: limits the prefill chunks; None: the batch gets none.
         drafts: of each row, in a batch that may have some.
+        apart: chunks get a batch without the decode rows, unless a row is guided.
         """
         allocations = self._grow(drafts)
         chunks = self._chunks(can_start, budget) if budget is not None else []
@@ -98,8 +104,10 @@ class Scheduler:
             return None
         needs = rows.needs
         if chunks:
-            ends = (chunk.sequence for chunk in chunks if chunk.is_last)
+            ends = tuple(chunk.sequence for chunk in chunks if chunk.is_last)
             needs = sampler_needs((*rows.sequences, *ends))
+            if apart and not needs.guided:
+                return Step(rows.slots[:0], (), 0, tuple(chunks), tuple(allocations), sampler_needs(ends))
         if chunks or needs.guided:
             drafts = 0
         num_pages = pages_for(int(rows.next_keys(drafts).max()), self.pages.page_size) if len(rows.slots) else 0
@@ -254,7 +262,8 @@ class Scheduler:
 
     def launched(self, step: Step) -> None:
         """Records that a step of `schedule` was launched. Every later launch finds the pages that its chunks fill."""
-        self.rows.advance(step.drafts)
+        if len(step.slots):
+            self.rows.advance(step.drafts)
         for chunk in step.chunks:
             sequence = chunk.sequence
             sequence.num_prefilled = chunk.end

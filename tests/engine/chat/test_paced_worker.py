@@ -46,7 +46,7 @@ class PacedEngine(InlineEngine):
         self.now += (DECODE if rows else 0) + (LAUNCH + self.token * computed + PAIR * pairs if tokens else 0)
         if rows:
             self.gaps.append(self.now - self.token_at)
-        self.token_at = self.now
+            self.token_at = self.now
         self.launched.append(("step", rows, tokens))
         return self.run_step(step, embeds)
 
