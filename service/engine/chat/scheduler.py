@@ -1,8 +1,8 @@
 """Chooses what runs next: continuous batching with chunked prefill over pages and slots.
 
-A step advances every decode row by one token and spends the rest of its budget on prefill chunks. The pages of a prompt
-are allocated at admission, those of new tokens as needed. When no page is left, the sequence that was admitted last is
-preempted: it goes back to the waiting queue and is computed again later.
+A step advances every decode row by one token and spends the rest of its budget on prefill chunks, or has only chunks
+(ChunkBudget.apart). The pages of a prompt are allocated at admission, those of new tokens as needed. When no page is
+left, the sequence that was admitted last is preempted: it goes back to the waiting queue and is computed again later.
 
 A page can be shared from the launch that fills it on: by later steps, which run behind it, and by later chunks of the
 same step, since each layer writes the keys of all chunks before any of them attends. With recurrent state
@@ -82,12 +82,7 @@ class Scheduler:
         return bool(self._prefilling)
 
     def schedule(
-        self,
-        can_start: Callable[[ChatSequence], bool],
-        budget: ChunkBudget | None,
-        drafts: int = 0,
-        *,
-        apart: bool = False,
+        self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget | None, drafts: int = 0
     ) -> Step | None:
         """The next batch; None when nothing can run now.
 
@@ -95,8 +90,12 @@ class Scheduler:
             prefix hit (hit_pages), and its grammar.
         budget: limits the prefill chunks; None: the batch gets none.
         drafts: of each row, in a batch that may have some.
-        apart: chunks get a batch without the decode rows, unless a row is guided.
         """
+        if budget is not None and budget.apart and not self.rows.needs.guided:
+            if chunks := self._chunks(can_start, budget):
+                ends = tuple(chunk.sequence for chunk in chunks if chunk.is_last)
+                return Step(self.rows.slots[:0], (), 0, tuple(chunks), (), sampler_needs(ends))
+            budget = None
         allocations = self._grow(drafts)
         chunks = self._chunks(can_start, budget) if budget is not None else []
         rows = self.rows
@@ -104,10 +103,8 @@ class Scheduler:
             return None
         needs = rows.needs
         if chunks:
-            ends = tuple(chunk.sequence for chunk in chunks if chunk.is_last)
+            ends = (chunk.sequence for chunk in chunks if chunk.is_last)
             needs = sampler_needs((*rows.sequences, *ends))
-            if apart and not needs.guided:
-                return Step(rows.slots[:0], (), 0, tuple(chunks), tuple(allocations), sampler_needs(ends))
         if chunks or needs.guided:
             drafts = 0
         num_pages = pages_for(int(rows.next_keys(drafts).max()), self.pages.page_size) if len(rows.slots) else 0

@@ -79,7 +79,7 @@ class ChatWorker:
         self._chunks_put_off = False
         """Whether the last step had only decode rows, because the gap between their tokens had no room for chunks."""
         self._rows_wait = False
-        """Whether the last step had only chunks, so that the next one is of the decode rows."""
+        """Whether the last step left the decode rows out, so that the next one is theirs."""
         self._outbox = Outbox(keeps=context.device.type == "cuda")
 
     def _num_state_rows(self, name: str, model: ChatModel, context: WorkerContext) -> int:
@@ -219,12 +219,12 @@ class ChatWorker:
         budget = None
         if self._scheduler.has_prefills() and not (rows and self._rows_wait):
             budget = self._pacing.chunk_budget(rows, allowance, self._runner.prefill_sizes, must=must)
-        step = self._scheduler.schedule(self._can_start, budget, drafts, apart=self._pacing.gaps.paced)
+        step = self._scheduler.schedule(self._can_start, budget, drafts)
         if preempted := self._scheduler.num_preemptions - preemptions:
             self._observations.count("preemptions_total", preempted, model=self.name)
         if step is None:
             return False
-        self._rows_wait = rows > len(step.slots)
+        self._rows_wait = len(step.slots) < len(self._scheduler.rows.slots)
         decode_seconds = self._pacing.decode_seconds(len(step.slots), verifies=step.drafts > 0)
         if (output := self._run(step)) is None:
             return True
@@ -250,8 +250,7 @@ class ChatWorker:
             self._pacing.spend(rows, budget.predicted)
             launch.add_chunks(budget)
         if launch.pending_sampling is None:
-            if not self._rows_wait:
-                self._close_gap(decode_seconds)
+            self._close_gap(decode_seconds)
             launch.readback = Readback(output.results, self._context.device)
         else:
             launch.masks = self._guidance.masks(launch.sequences, self._in_flight.unread(launch.sequences))
@@ -272,7 +271,8 @@ class ChatWorker:
         return None
 
     def _close_gap(self, decode_seconds: float) -> None:
-        self._pacing.gaps.close(decode_seconds, put_off=self._chunks_put_off or self._vision.has_work())
+        if not self._rows_wait:
+            self._pacing.gaps.close(decode_seconds, put_off=self._chunks_put_off or self._vision.has_work())
 
     def _can_start(self, sequence: ChatSequence) -> bool:
         return sequence.has_guide and self._vision.has_embeddings(sequence)
