@@ -93,8 +93,8 @@ class Scheduler:
         """
         if budget is not None and budget.apart and not self.rows.needs.guided:
             if chunks := self._chunks(can_start, budget):
-                ends = tuple(chunk.sequence for chunk in chunks if chunk.is_last)
-                return Step(self.rows.slots[:0], (), 0, tuple(chunks), (), sampler_needs(ends))
+                needs = sampler_needs(tuple(chunk.sequence for chunk in chunks if chunk.is_last))
+                return Step(self.rows.slots[:0], (), 0, tuple(chunks), (), needs)
             budget = None
         allocations = self._grow(drafts)
         chunks = self._chunks(can_start, budget) if budget is not None else []
