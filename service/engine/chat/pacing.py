@@ -249,6 +249,12 @@ class ChunkBudget:
         return not self.min_tokens and self._within(self.room, 0) < self._few
 
     @property
+    def apart(self) -> bool:
+        """Whether chunks get a step of their own, unless a row is guided. No decode rows share a captured prefill: they
+        would run behind it, and the first tokens of its prompts, and who comes meanwhile, would wait for them."""
+        return bool(self.sizes)
+
+    @property
     def _few(self) -> int:
         return min(max(_FEW, self.multiple), self.tokens)
 

@@ -1,8 +1,8 @@
 """Chooses what runs next: continuous batching with chunked prefill over pages and slots.
 
-A step advances every decode row by one token and spends the rest of its budget on prefill chunks. The pages of a prompt
-are allocated at admission, those of new tokens as needed. When no page is left, the sequence that was admitted last is
-preempted: it goes back to the waiting queue and is computed again later.
+A step advances every decode row by one token and spends the rest of its budget on prefill chunks, or has only chunks
+(ChunkBudget.apart). The pages of a prompt are allocated at admission, those of new tokens as needed. When no page is
+left, the sequence that was admitted last is preempted: it goes back to the waiting queue and is computed again later.
 
 A page can be shared from the launch that fills it on: by later steps, which run behind it, and by later chunks of the
 same step, since each layer writes the keys of all chunks before any of them attends. With recurrent state
@@ -91,6 +91,11 @@ class Scheduler:
         budget: limits the prefill chunks; None: the batch gets none.
         drafts: of each row, in a batch that may have some.
         """
+        if budget is not None and budget.apart and not self.rows.needs.guided:
+            if chunks := self._chunks(can_start, budget):
+                needs = sampler_needs(tuple(chunk.sequence for chunk in chunks if chunk.is_last))
+                return Step(self.rows.slots[:0], (), 0, tuple(chunks), (), needs)
+            budget = None
         allocations = self._grow(drafts)
         chunks = self._chunks(can_start, budget) if budget is not None else []
         rows = self.rows
@@ -254,7 +259,8 @@ class Scheduler:
 
     def launched(self, step: Step) -> None:
         """Records that a step of `schedule` was launched. Every later launch finds the pages that its chunks fill."""
-        self.rows.advance(step.drafts)
+        if len(step.slots):
+            self.rows.advance(step.drafts)
         for chunk in step.chunks:
             sequence = chunk.sequence
             sequence.num_prefilled = chunk.end

@@ -78,6 +78,8 @@ class ChatWorker:
         self._encoded_last = False
         self._chunks_put_off = False
         """Whether the last step had only decode rows, because the gap between their tokens had no room for chunks."""
+        self._rows_wait = False
+        """Whether the last step left the decode rows out, so that the next one is theirs."""
         self._outbox = Outbox(keeps=context.device.type == "cuda")
 
     def _num_state_rows(self, name: str, model: ChatModel, context: WorkerContext) -> int:
@@ -215,14 +217,15 @@ class ChatWorker:
         if self._pacing.decode_seconds(rows, verifies=drafts > 0) > allowance and not must:
             return False
         budget = None
-        if self._scheduler.has_prefills():
+        if self._scheduler.has_prefills() and not (rows and self._rows_wait):
             budget = self._pacing.chunk_budget(rows, allowance, self._runner.prefill_sizes, must=must)
         step = self._scheduler.schedule(self._can_start, budget, drafts)
         if preempted := self._scheduler.num_preemptions - preemptions:
             self._observations.count("preemptions_total", preempted, model=self.name)
         if step is None:
             return False
-        decode_seconds = self._pacing.decode_seconds(rows, verifies=step.drafts > 0)
+        self._rows_wait = len(step.slots) < len(self._scheduler.rows.slots)
+        decode_seconds = self._pacing.decode_seconds(len(step.slots), verifies=step.drafts > 0)
         if (output := self._run(step)) is None:
             return True
         self._outbox.release()
@@ -244,7 +247,7 @@ class ChatWorker:
         if budget is not None and not step.chunks:
             self._chunks_put_off = budget.crowded and self._scheduler.has_chunks(self._can_start)
         elif budget is not None:
-            self._pacing.spend(len(step.slots), budget.predicted)
+            self._pacing.spend(rows, budget.predicted)
             launch.add_chunks(budget)
         if launch.pending_sampling is None:
             self._close_gap(decode_seconds)
@@ -268,7 +271,8 @@ class ChatWorker:
         return None
 
     def _close_gap(self, decode_seconds: float) -> None:
-        self._pacing.gaps.close(decode_seconds, put_off=self._chunks_put_off or self._vision.has_work())
+        if not self._rows_wait:
+            self._pacing.gaps.close(decode_seconds, put_off=self._chunks_put_off or self._vision.has_work())
 
     def _can_start(self, sequence: ChatSequence) -> bool:
         return sequence.has_guide and self._vision.has_embeddings(sequence)

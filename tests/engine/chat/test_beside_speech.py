@@ -82,15 +82,14 @@ class SharedEngine(PacedEngine):
         """Launches in order; a step with chunks is a prefill."""
         return ["prefill" if kind == "step" and tokens else kind for kind, _, tokens in self.launched]
 
-
-def between_tokens(kinds: list[str]) -> list[list[str]]:
-    """What ran in each gap, the step that ended it included."""
-    gaps: list[list[str]] = [[]]
-    for kind in kinds:
-        gaps[-1].append(kind)
-        if kind in ("step", "prefill"):
-            gaps.append([])
-    return gaps[:-1]
+    def between_tokens(self) -> list[list[str]]:
+        """What ran in each gap, the step that ended it included."""
+        gaps: list[list[str]] = [[]]
+        for kind, (_, rows, _) in zip(self.kinds(), self.launched, strict=True):
+            gaps[-1].append(kind)
+            if kind in ("step", "prefill") and rows:
+                gaps.append([])
+        return gaps[:-1]
 
 
 def pictures(engine: SharedEngine, count: int) -> Any:
@@ -105,7 +104,7 @@ def pictures(engine: SharedEngine, count: int) -> Any:
 def test_speech_and_pictures_take_gaps_in_turn() -> None:
     engine = SharedEngine(max_step_tokens=200, num_pages=400, max_running=6)
     prompt = pictures(engine, 8)
-    gaps = between_tokens(engine.kinds())
+    gaps = engine.between_tokens()
     assert sum("encode" in gap for gap in gaps) == 8
     assert not any("speech" in gap and ("encode" in gap or "prefill" in gap) for gap in gaps)
     with_speech = ["speech" in gap for gap in gaps]
@@ -120,7 +119,7 @@ def test_speech_that_cannot_wait_delays_a_picture_by_three_gaps() -> None:
     engine = SharedEngine(max_step_tokens=200, num_pages=400, max_running=6)
     engine.speech.silence = True
     pictures(engine, 8)
-    gaps = between_tokens(engine.kinds())
+    gaps = engine.between_tokens()
     assert all("speech" in gap for gap in gaps)
     with_pass = [index for index, gap in enumerate(gaps) if "encode" in gap]
     assert len(with_pass) == 8 and with_pass[-1] - with_pass[0] <= 4 * 7

@@ -46,7 +46,7 @@ class PacedEngine(InlineEngine):
         self.now += (DECODE if rows else 0) + (LAUNCH + self.token * computed + PAIR * pairs if tokens else 0)
         if rows:
             self.gaps.append(self.now - self.token_at)
-        self.token_at = self.now
+            self.token_at = self.now
         self.launched.append(("step", rows, tokens))
         return self.run_step(step, embeds)
 
@@ -90,6 +90,24 @@ def test_a_long_prompt_comes_in_chunks_that_keep_the_gaps(graphs: bool) -> None:
     chunks = [tokens for kind, _, tokens in engine.launched if kind == "step" and tokens]
     assert len(chunks) > 2 and sum(chunks) == 220
     assert max(engine.gaps[:-1]) <= TARGET
+    engine.run()
+    engine.assert_nothing_left()
+    assert engine.tokens("long") == alone(prompt)
+
+
+def test_a_first_token_waits_for_its_own_chunks_and_rows_for_one_step_of_chunks() -> None:
+    engine = PacedEngine(max_step_tokens=200, num_pages=200)
+    engine.streams(2)
+    begun, prompt = engine.now, tiny_prompt([[token % 50 for token in range(220)]])
+    engine.submit("short", tiny_prompt([[7] * 16]))
+    until(engine, "short")
+    assert engine.now - begun == pytest.approx(LAUNCH + TOKEN * 16)
+    engine.submit("long", prompt)
+    while len(engine.launched) < 5:
+        engine.turn()
+    assert [(rows, tokens > 0) for _, rows, tokens in engine.launched] == [(0, True), (3, False)] * 2 + [(0, True)]
+    for name in ("stream 0", "stream 1", "short"):
+        engine.abort(name)  # The next step would have been theirs.
     engine.run()
     engine.assert_nothing_left()
     assert engine.tokens("long") == alone(prompt)

@@ -70,14 +70,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         tokens=st.sampled_from([3, 10, STEP_TOKENS]),
         seconds=st.sampled_from([1e-3, 2.8e-3, 1.0]),
         fault=st.sampled_from([None, None, None, None, "prefill", "step"]),
+        sizes=st.sampled_from([SIZES, ()]),
     )
-    def step(self, tokens: int, seconds: float, fault: str | None) -> None:
+    def step(self, tokens: int, seconds: float, fault: str | None, sizes: tuple[int, ...]) -> None:
         if len(self.in_flight) == 2:
             self.read()
-        self.launch(tokens, seconds, fault)
+        self.launch(tokens, seconds, fault, sizes)
 
-    def launch(self, tokens: int, seconds: float, fault: str | None) -> bool:
-        budget = ChunkBudget(tokens, seconds, min_tokens=2, cost=self.cost, sizes=SIZES)
+    def launch(self, tokens: int, seconds: float, fault: str | None, sizes: tuple[int, ...] = SIZES) -> bool:
+        budget = ChunkBudget(tokens, seconds, min_tokens=2, cost=self.cost, sizes=sizes)
         step = self.scheduler.schedule(self.can_start, budget)
         if step is None:
             return False
