@@ -187,61 +187,93 @@ def accumulate(x, weight, acc, SWAP: tl.constexpr):
 
 
 @triton.jit
-def accumulate_codes(
+def sums_of_codes(
     x_rows,
     x_here,
-    gate,
-    up,
-    scale_rows,
-    zero_rows,
-    up_groups,
-    acc,
-    acc_up,
-    group,
+    weight_ptr,
+    scale_ptr,
+    zeros_ptr,
+    n,
+    stride_weight,
+    begin,
+    end,
+    N: tl.constexpr,
+    K: tl.constexpr,
     SCALE_GROUP: tl.constexpr,
     PARTS: tl.constexpr,
     FORM: tl.constexpr,
     ZEROS: tl.constexpr,
     GATED: tl.constexpr,
     SWAP: tl.constexpr,
+    AHEAD: tl.constexpr,
+    KEEP: tl.constexpr,
 ):
-    """acc and acc_up plus INPUTS inputs of x, from pointers x_rows [rows, INPUTS / PARTS] on, times the units
-    [INPUTS / PARTS, columns] of gate and up.
+    """Sums of gate and of up over inputs begin to end: of x, from pointers x_rows [rows, 1] on, times the outputs n
+    [columns] of gate, and the outputs N + n.
 
-    scale_rows and zero_rows: pointers [columns] to the outputs' first groups, of up up_groups later. group: the first
-    of these inputs. Products of codes are exact, and times their scale in float32."""
+    Products of codes are exact, and times their scale in float32. AHEAD: scales are loaded one iteration, zeros as many
+    as the weights, before they are used; not with GATED."""
     RUN: tl.constexpr = INPUTS // PARTS
-    part_acc = tl.zeros_like(acc)
-    part_up = part_acc
-    zero = zero_of(None, FORM)
-    zero_up = zero
-    for part in tl.static_range(PARTS):
-        if part * RUN % SCALE_GROUP == 0:
-            at = group + part * RUN // SCALE_GROUP
-            scale = tl.load(scale_rows + at).to(tl.float32)
-            if ZEROS:
-                zero = zero_of(tl.load(zero_rows + at), FORM)[None, :]
-            if GATED:
-                scale_up = tl.load(scale_rows + at + up_groups).to(tl.float32)
-                if ZEROS:
-                    zero_up = zero_of(tl.load(zero_rows + at + up_groups), FORM)[None, :]
-        x = tl.load(x_rows + part * RUN, mask=x_here, other=0.0)
-        part_acc = accumulate(x, narrow_part(gate, zero, x.dtype, part, FORM), part_acc, SWAP)
+    GROUPS: tl.constexpr = K // SCALE_GROUP
+    lane = tl.arange(0, RUN)
+    x_rows += lane[None, :]
+    weight_rows = weight_ptr + n[None, :] * stride_weight + lane[:, None]
+    factors = n * GROUPS
+    acc = tl.zeros((n.shape[0], x_rows.shape[0]) if SWAP else (x_rows.shape[0], n.shape[0]), tl.float32)
+    acc_up = acc
+    if AHEAD:
+        following = tl.load(scale_ptr + factors + tl.minimum(begin, K - 1) // SCALE_GROUP)
+    for first in range(begin, end, INPUTS):
+        gate = tl.load(weight_rows + first // PARTS, eviction_policy=KEEP)
+        up = gate
         if GATED:
-            part_up = accumulate(x, narrow_part(up, zero_up, x.dtype, part, FORM), part_up, SWAP)
-        if part == PARTS - 1 or (part + 1) * RUN % SCALE_GROUP == 0:
-            if SWAP:
-                acc += part_acc * scale[:, None]
-            else:
-                acc += part_acc * scale[None, :]
-            part_acc = tl.zeros_like(acc)
+            up = tl.load(weight_rows + first // PARTS + N * stride_weight, eviction_policy=KEEP)
+        part_acc = tl.zeros_like(acc)
+        part_up = part_acc
+        zero = zero_of(None, FORM)
+        zero_up = zero
+        if AHEAD:
+            scale = following
+            following = tl.load(scale_ptr + factors + tl.minimum(first + INPUTS, K - 1) // SCALE_GROUP)
+        for part in tl.static_range(PARTS):
+            if part * RUN % SCALE_GROUP == 0:
+                at = factors + (first + part * RUN) // SCALE_GROUP
+                if not AHEAD:
+                    scale = tl.load(scale_ptr + at)
+                if ZEROS:
+                    zero = zero_of(_bytes(zeros_ptr, at, AHEAD), FORM)[None, :]
+                if GATED:
+                    scale_up = tl.load(scale_ptr + at + N * GROUPS)
+                    if ZEROS:
+                        zero_up = zero_of(tl.load(zeros_ptr + at + N * GROUPS), FORM)[None, :]
+            x = tl.load(x_rows + first + part * RUN, mask=x_here, other=0.0)
+            part_acc = accumulate(x, narrow_part(gate, zero, x.dtype, part, FORM), part_acc, SWAP)
             if GATED:
-                if SWAP:
-                    acc_up += part_up * scale_up[:, None]
-                else:
-                    acc_up += part_up * scale_up[None, :]
-                part_up = part_acc
+                part_up = accumulate(x, narrow_part(up, zero_up, x.dtype, part, FORM), part_up, SWAP)
+            if part == PARTS - 1 or (part + 1) * RUN % SCALE_GROUP == 0:
+                acc += part_acc * _along(scale, SWAP)
+                part_acc = tl.zeros_like(acc)
+                if GATED:
+                    acc_up += part_up * _along(scale_up, SWAP)
+                    part_up = part_acc
     return acc, acc_up
+
+
+@triton.jit
+def _bytes(source, at, AHEAD: tl.constexpr):
+    """AHEAD: by loads of the four bytes around each, since single ones are not copied ahead."""
+    if AHEAD:
+        word = tl.load(source.to(tl.pointer_type(tl.int32)) + (at >> 2))
+        found = word >> ((at & 3) << 3).to(tl.int32) & 255
+    else:
+        found = tl.load(source + at)
+    return found
+
+
+@triton.jit
+def _along(scale, SWAP: tl.constexpr):
+    scale = scale.to(tl.float32)
+    return scale[:, None] if SWAP else scale[None, :]
 
 
 @triton.jit

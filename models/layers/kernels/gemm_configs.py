@@ -15,10 +15,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from models.layers.kernels.gemm_tables import SM_90, SM_90_E4M3, SM_90_E4M3_BLOCKS
+from models.layers.kernels.gemm_tables import SM_90, SM_90_CODES, SM_90_E4M3, SM_90_E4M3_BLOCKS
 from models.layers.kernels.gemm_types import Blocks, Kind, Shape, Table, Tile, Variant
 from models.layers.kernels.gpu import Gpu, current_gpu
-from models.layers.quantized import QuantizedWeight, Weight
+from models.layers.quantized import GROUP, QuantizedWeight, Weight
 
 _VALUE_BYTES = 2
 """Bytes of a value of the operands: bfloat16 and float16."""
@@ -53,8 +53,8 @@ def table_of(gpu: Gpu) -> Table:
 
 @cache
 def e4m3_table_of(gpu: Gpu) -> Table:
-    """table_of, of weights in e4m3."""
-    return SM_90_E4M3 if gpu.capability == (9, 0) else {}
+    """table_of, of weights that are held as codes."""
+    return {**SM_90_E4M3, **SM_90_CODES} if gpu.capability == (9, 0) else {}
 
 
 def active() -> Table:
@@ -64,18 +64,20 @@ def active() -> Table:
 
 def config_for(kind: Kind, x: Tensor, weight: Weight) -> Variant | None:
     """The measured choice for x [..., K] times weight [N, K], None where the rules hold."""
-    e4m3 = isinstance(weight, QuantizedWeight)
-    if x.dtype not in (torch.bfloat16, torch.float16) or (
-        isinstance(weight, QuantizedWeight) and not weight.per_output
-    ):
+    if x.dtype not in (torch.bfloat16, torch.float16):
         return None
+    e4m3, codes = isinstance(weight, QuantizedWeight), ""
+    if isinstance(weight, QuantizedWeight) and not weight.per_output:
+        if weight.scale.shape[-1] * GROUP > weight.shape[1]:
+            return None
+        e4m3, codes = False, weight.scheme.codes
     if not isinstance(weight, QuantizedWeight) and (weight.dtype != x.dtype or weight.stride(1) != 1):
         return None
     outputs = weight.shape[0] // (2 if kind == "silu_mul" else 1)
     rows = x.numel() // x.shape[-1]
     # `reprise tune` measures weights of 16 bits alone.
-    table = e4m3_table_of(current_gpu()) if e4m3 else active()
-    for choice in table.get(Shape(kind, weight.shape[1], outputs, e4m3), ()):
+    table = e4m3_table_of(current_gpu()) if e4m3 or codes else active()
+    for choice in table.get(Shape(kind, weight.shape[1], outputs, e4m3, codes), ()):
         if choice.least <= rows <= choice.most:
             return choice.variant
     return None

@@ -32,6 +32,7 @@ _measured = json.loads(FILE.read_text())
 _all = table_of(_measured["shapes"])
 SM_90: Table = {shape: choices for shape, choices in _all.items() if not shape.e4m3}
 SM_90_E4M3: Table = {shape: choices for shape, choices in _all.items() if shape.e4m3}
+SM_90_CODES: Table = table_of(_measured["codes"])
 SM_90_E4M3_BLOCKS: Mapping[Shape, Blocks] = {
     msgspec.convert(entry, Shape): Blocks(*entry["blocks"]) for entry in _measured["e4m3_blocks"]
 }

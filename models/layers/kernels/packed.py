@@ -328,13 +328,7 @@ def byte_lookup(pixels: Tensor, table: Tensor, width: int | None = None) -> Tens
 
 @triton.jit
 def _add_table_rows_kernel(
-    x_ptr,
-    table_ptr,
-    rows_ptr,
-    weights_ptr,
-    COUNT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x_ptr, table_ptr, rows_ptr, weights_ptr, COUNT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One program: one row."""
     row = tl.program_id(0).to(tl.int64)
