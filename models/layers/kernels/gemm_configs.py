@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from models.layers.kernels.gemm_tables import SM_90, SM_90_CODES, SM_90_E4M3, SM_90_E4M3_BLOCKS
+from models.layers.kernels.gemm_tables import SM_90, SM_90_CODES, SM_90_CODES_BLOCKS, SM_90_E4M3, SM_90_E4M3_BLOCKS
 from models.layers.kernels.gemm_types import Blocks, Kind, Shape, Table, Tile, Variant
 from models.layers.kernels.gpu import Gpu, current_gpu
 from models.layers.quantized import GROUP, QuantizedWeight, Weight
@@ -137,11 +137,14 @@ def e4m3_tile(rows: int, *, gated: bool = False) -> Tile:
 def e4m3_blocks(inputs: int, outputs: int, *, gated: bool = False) -> Blocks:
     """Blocks of the GEMV with a weight in e4m3: as measured on this GPU, else so that it has two programs and more for
     each multiprocessor (benchmarks/results/kernels/e4m3_*.json: within a ninth of the best everywhere)."""
-    gpu = current_gpu()
-    measured = SM_90_E4M3_BLOCKS.get(Shape("silu_mul" if gated else "plain", inputs, outputs, True))
-    if measured is not None and gpu.capability == (9, 0):
-        return measured
-    return Blocks(8 if outputs >= 16 * gpu.num_sms else 4, 256)
+    measured = measured_blocks(Shape("silu_mul" if gated else "plain", inputs, outputs, True))
+    return measured or Blocks(8 if outputs >= 16 * current_gpu().num_sms else 4, 256)
+
+
+def measured_blocks(shape: Shape) -> Blocks | None:
+    """Of the GEMV with a weight that is held as codes, None where the rules hold."""
+    measured = {**SM_90_E4M3_BLOCKS, **SM_90_CODES_BLOCKS}.get(shape)
+    return measured if current_gpu().capability == (9, 0) else None
 
 
 def default_split(width: int, inputs: int, columns: int, *, codes: bool = False) -> int:

@@ -310,19 +310,8 @@ def byte_lookup(pixels: Tensor, table: Tensor, width: int | None = None) -> Tens
     out = torch.empty((pixels.shape[0], width or pixels.shape[1]), device=pixels.device, dtype=table.dtype)
     total = out.numel()
     channels = table.shape[0]
-    launch(
-        _byte_lookup_kernel,
-        (triton.cdiv(total, 1024),),
-        pixels,
-        table,
-        out,
-        pixels.shape[0],
-        VALUES=pixels.shape[1] // channels,
-        CHANNELS=channels,
-        WIDTH=out.shape[1],
-        BLOCK=1024,
-        num_warps=4,
-    )
+    sizes = {"VALUES": pixels.shape[1] // channels, "CHANNELS": channels, "WIDTH": out.shape[1], "BLOCK": 1024}
+    launch(_byte_lookup_kernel, (triton.cdiv(total, 1024),), pixels, table, out, pixels.shape[0], **sizes, num_warps=4)
     return out
 
 
