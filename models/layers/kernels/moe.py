@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.e4m3 import parts, sums_of_codes
+from models.layers.kernels.e4m3 import parts, sums_of_codes, takes_ahead
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
-from models.layers.quantized import COLUMNS, GROUP, QuantizedWeight
+from models.layers.quantized import COLUMNS, QuantizedWeight
 
 _WARPS = 4
 """Of a program of few rows; 2, of 32 columns each, load scales ahead."""
@@ -374,7 +374,7 @@ def grouped_codes(x: Tensor, stack: QuantizedWeight, ends: Tensor) -> Tensor:
         EXPERTS=experts,
         PADDED=triton.next_power_of_2(experts),
         **{**read.constants, "SCALE_GROUP": read.group or inputs},
-        AHEAD=read.group % GROUP == 0 and warps == 2,
+        AHEAD=takes_ahead(read, COLUMNS, warps),
         BLOCK_M=block_m,
         BLOCK_N=COLUMNS,
         num_warps=warps,

@@ -385,20 +385,8 @@ def rotary_cos_sin(
     """positions [n] or [axes, n] of any strides -> cosines and sines float32 [n, head_dim / 2]."""
     rows, half = positions.shape[-1], frequencies.shape[0]
     cos, sin = (torch.empty((rows, half), device=positions.device) for _ in range(2))
-    launch(
-        _rotary_cos_sin_kernel,
-        (rows,),
-        positions,
-        frequencies,
-        axes if axes is not None else positions,
-        cos,
-        sin,
-        scale,
-        positions.stride(0) if axes is not None else 0,
-        positions.stride(-1),
-        HALF=half,
-        BLOCK=triton.next_power_of_2(half),
-        AXES=axes is not None,
-        num_warps=1,
-    )
+    given = positions, frequencies, axes if axes is not None else positions
+    strides = positions.stride(0) if axes is not None else 0, positions.stride(-1)
+    sizes = {"HALF": half, "BLOCK": triton.next_power_of_2(half), "AXES": axes is not None}
+    launch(_rotary_cos_sin_kernel, (rows,), *given, cos, sin, scale, *strides, **sizes, num_warps=1)
     return cos, sin

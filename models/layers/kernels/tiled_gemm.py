@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from models.layers.deferred_norm import DeferredNorm, TileRows
 from models.layers.gemm import Epilogue
-from models.layers.kernels.e4m3 import Parts, parts, quantise_rows
+from models.layers.kernels.e4m3 import Parts, parts, quantise_rows, takes_ahead
 from models.layers.kernels.elementwise import sum_parts
 from models.layers.kernels.gemm_configs import default_split, streaming_tile
 from models.layers.kernels.gemm_lora import WITHOUT_LORA, adapters, beside_shrink
@@ -27,10 +27,6 @@ from models.layers.kernels.norms import sum_add_rms_norm
 from models.layers.kernels.tiled_gemm_kernel import linear_kernel
 from models.layers.lora import GemmLora
 from models.layers.quantized import GROUP, QuantizedWeight, Weight
-
-_AHEAD_COLUMNS = 32
-"""Columns of a warp with which scales and zeros of codes are loaded ahead: with fewer, Triton would convert the widened
-weights through shared memory."""
 
 
 class _AddNorm(NamedTuple):
@@ -208,7 +204,7 @@ def _launch(
         PARTIAL=out.dtype == torch.float32,
         ACTIVATION=epilogue,
         **read.constants,
-        AHEAD=read.group % GROUP == 0 and tile.columns == _AHEAD_COLUMNS * tile.warps and epilogue != "silu_mul",
+        AHEAD=takes_ahead(read, tile.columns, tile.warps) and epilogue != "silu_mul",
         SCALED=scale is not None,
         ROW_SCALED=row_scale is not None,
         BIAS=bias is not None,
