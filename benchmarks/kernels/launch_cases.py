@@ -96,7 +96,7 @@ def codes(rows: int, scheme: Scheme) -> None:
         gemm.gemm(x, weight(4608, 3584), empty(4608))
         hidden = gemm.gemm(x, gate_up, None, "silu_mul")
         gemm.gemm_add_norm(hidden, down, None, residual, norm, EPS, deferrable=True)
-    if rows <= 16:
+    if rows <= 16 and scheme.codes != "u8":
         tile = Tile(8 if rows <= 8 else 16, 64, 128, warps=2, swap=True)
         tiled_gemm.tiled_gemm(x, gate_up, None, tile, "silu_mul", split=2)
     if rows <= 4:

@@ -169,12 +169,12 @@ def narrow_part(units, zero, kind: tl.constexpr, PART: tl.constexpr, FORM: tl.co
     """wide_part as bfloat16 or float16 (kind), which hold it exactly. zero None: _base_of(kind) plus 4 bits."""
     if FORM == "u4":
         if zero is None:
-            asm: tl.constexpr = _BF16_BASED[PART] if kind == tl.bfloat16 else _F16_BASED[PART]
-            bits = tl.inline_asm_elementwise(asm, "=r,r", [units], tl.int16, is_pure=True, pack=2)
+            based: tl.constexpr = _BF16_BASED[PART] if kind == tl.bfloat16 else _F16_BASED[PART]
+            bits = tl.inline_asm_elementwise(based, "=r,r", [units], tl.int16, is_pure=True, pack=2)
         else:
             minus = (tl.zeros(units.shape, tl.float32) - _base_of(kind) - zero).to(kind)
-            asm: tl.constexpr = _BF16_U4[PART] if kind == tl.bfloat16 else _F16_U4[PART]
-            bits = tl.inline_asm_elementwise(asm, "=r,r,r", [units, minus], tl.int16, is_pure=True, pack=2)
+            exact: tl.constexpr = _BF16_U4[PART] if kind == tl.bfloat16 else _F16_U4[PART]
+            bits = tl.inline_asm_elementwise(exact, "=r,r,r", [units, minus], tl.int16, is_pure=True, pack=2)
         value = bits.to(kind, bitcast=True)
     elif FORM == "u4_portable" and zero is None:
         value = wide_part(units, -_base_of(kind), PART, FORM).to(kind)

@@ -79,12 +79,11 @@ def tiled_gemm(
     gated = epilogue == "silu_mul"
     columns = weight.shape[0] // (2 if gated and split == 1 else 1)
     operand, shape, kind = _operand_of(x, eight_bit=eight_bit)
-    where = {"device": operand.rows.device, "dtype": kind if split == 1 else torch.float32}
-    out = torch.empty((split, operand.rows.shape[0], columns), **where)
+    made = kind if split == 1 else torch.float32
+    out = torch.empty((split, operand.rows.shape[0], columns), device=operand.rows.device, dtype=made)
     behind = epilogue if split == 1 else ""
     _launch(operand, weight, out, columns, tile, split=split, bias=bias, epilogue=behind, lora=lora)
-    made = out if split == 1 else sum_parts(out, kind, gated=gated)
-    return made.view(*shape[:-1], -1)
+    return (out if split == 1 else sum_parts(out, kind, gated=gated)).view(*shape[:-1], -1)
 
 
 def split_gemm_add_norm(
