@@ -28,9 +28,10 @@ from models.layers.kernels import (
     random,
     resample,
     rotary,
+    tiled_gemm,
     varlen,
 )
-from models.layers.kernels.gemm_types import Kind
+from models.layers.kernels.gemm_types import Kind, Tile
 from models.layers.kernels.paged_decode import CurrentKV
 from models.layers.kv_cache import StateRows
 from models.layers.lora import GemmLora, LoraPair, LoraRows, num_tiles
@@ -95,6 +96,9 @@ def codes(rows: int, scheme: Scheme) -> None:
         gemm.gemm(x, weight(4608, 3584), empty(4608))
         hidden = gemm.gemm(x, gate_up, None, "silu_mul")
         gemm.gemm_add_norm(hidden, down, None, residual, norm, EPS, deferrable=True)
+    if rows <= 16 and scheme.codes != "u8":
+        tile = Tile(8 if rows <= 8 else 16, 64, 128, warps=2, swap=True)
+        tiled_gemm.tiled_gemm(x, gate_up, None, tile, "silu_mul", split=2)
     if rows <= 4:
         hidden = gemv.gemv(empty(rows, 2048), experts[0], index=chosen, fan_out=8, silu_mul=True)
         gemv.gemv(hidden, experts[1], index=chosen)

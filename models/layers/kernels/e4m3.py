@@ -110,21 +110,32 @@ def wide_part(units, zero, PART: tl.constexpr, FORM: tl.constexpr):
     return value
 
 
-def _narrow_u4(shift: int, magic: int, one: int, kind: str) -> str:
-    """Two codes of 4 bits in two values of 16: the bits behind those of a power of two, from which $2 is taken."""
+def _narrow_u4(shift: int, magic: int, one: int = 0, kind: str = "") -> str:
+    """Two codes of 4 bits in two values of 16: the bits behind those of a power of two, which stays without kind, else
+    $2 is added."""
+    without = f"fma.rn.{kind} $0, codes, one, $2;" if kind else "mov.b32 $0, codes;"
     return f"""{{
         .reg .b32 codes, magic, one;
         shr.b32 codes, $1, {shift};
         mov.b32 magic, {magic:#x};
         lop3.b32 codes, codes, 0x000f000f, magic, 0xea;
         mov.b32 one, {one:#x};
-        fma.rn.{kind} $0, codes, one, $2;
+        {without}
         }}"""
 
 
 # 128 and 1 in bfloat16; 1024 and 1 in float16.
 _BF16_U4 = tl.constexpr(tuple(_narrow_u4(4 * part, 0x43004300, 0x3F803F80, "bf16x2") for part in range(4)))
 _F16_U4 = tl.constexpr(tuple(_narrow_u4(4 * part, 0x64006400, 0x3C003C00, "f16x2") for part in range(4)))
+_BF16_BASED = tl.constexpr(tuple(_narrow_u4(4 * part, 0x43004300) for part in range(4)))
+_F16_BASED = tl.constexpr(tuple(_narrow_u4(4 * part, 0x64006400) for part in range(4)))
+
+
+@triton.jit
+def _base_of(kind: tl.constexpr):
+    """The power of two that has codes of 4 bits behind it."""
+    base: tl.constexpr = 128.0 if kind == tl.bfloat16 else 1024.0
+    return base
 
 
 def _narrow_e4m3(low: bool, shift: int, mask: int, factor: int, product: str) -> tl.constexpr:
@@ -155,16 +166,18 @@ _F16_LOW, _F16_HIGH = (
 
 @triton.jit
 def narrow_part(units, zero, kind: tl.constexpr, PART: tl.constexpr, FORM: tl.constexpr):
-    """wide_part as bfloat16 or float16 (kind), which hold it exactly."""
+    """wide_part as bfloat16 or float16 (kind), which hold it exactly. zero None: _base_of(kind) plus 4 bits."""
     if FORM == "u4":
-        if kind == tl.bfloat16:
-            minus = (tl.zeros(units.shape, tl.float32) - 128.0 - zero).to(kind)
-            value = tl.inline_asm_elementwise(
-                _BF16_U4[PART], "=r,r,r", [units, minus], tl.bfloat16, is_pure=True, pack=2
-            )
+        if zero is None:
+            based: tl.constexpr = _BF16_BASED[PART] if kind == tl.bfloat16 else _F16_BASED[PART]
+            bits = tl.inline_asm_elementwise(based, "=r,r", [units], tl.int16, is_pure=True, pack=2)
         else:
-            minus = (tl.zeros(units.shape, tl.float32) - 1024.0 - zero).to(kind)
-            value = tl.inline_asm_elementwise(_F16_U4[PART], "=r,r,r", [units, minus], tl.float16, is_pure=True, pack=2)
+            minus = (tl.zeros(units.shape, tl.float32) - _base_of(kind) - zero).to(kind)
+            exact: tl.constexpr = _BF16_U4[PART] if kind == tl.bfloat16 else _F16_U4[PART]
+            bits = tl.inline_asm_elementwise(exact, "=r,r,r", [units, minus], tl.int16, is_pure=True, pack=2)
+        value = bits.to(kind, bitcast=True)
+    elif FORM == "u4_portable" and zero is None:
+        value = wide_part(units, -_base_of(kind), PART, FORM).to(kind)
     elif FORM == "u4_portable" or FORM == "u8":
         value = wide_part(units, zero, PART, FORM).to(kind)
     else:
@@ -186,62 +199,102 @@ def accumulate(x, weight, acc, SWAP: tl.constexpr):
     return acc
 
 
+def takes_ahead(read: Parts, columns: int, warps: int) -> bool:
+    """Whether scales and zeros are loaded ahead: with groups of INPUTS or more, and 32 columns for each warp."""
+    return read.group > 0 and read.group % GROUP == 0 and read.form != "u8" and columns == 32 * warps
+
+
 @triton.jit
-def accumulate_codes(
+def sums_of_codes(
     x_rows,
     x_here,
-    gate,
-    up,
-    scale_rows,
-    zero_rows,
-    up_groups,
-    acc,
-    acc_up,
-    group,
+    weight_ptr,
+    scale_ptr,
+    zeros_ptr,
+    n,
+    stride_weight,
+    begin,
+    end,
+    N: tl.constexpr,
+    K: tl.constexpr,
     SCALE_GROUP: tl.constexpr,
     PARTS: tl.constexpr,
     FORM: tl.constexpr,
     ZEROS: tl.constexpr,
     GATED: tl.constexpr,
     SWAP: tl.constexpr,
+    AHEAD: tl.constexpr,
+    KEEP: tl.constexpr,
 ):
-    """acc and acc_up plus INPUTS inputs of x, from pointers x_rows [rows, INPUTS / PARTS] on, times the units
-    [INPUTS / PARTS, columns] of gate and up.
+    """Sums of gate and of up over inputs begin to end: of x, from pointers x_rows [rows, 1] on, times the outputs n
+    [columns] of gate, and the outputs N + n.
 
-    scale_rows and zero_rows: pointers [columns] to the outputs' first groups, of up up_groups later. group: the first
-    of these inputs. Products of codes are exact, and times their scale in float32."""
+    Products of codes are exact, and times their scale in float32. AHEAD: scales and zeros are loaded one iteration
+    before they are used, and no zero is subtracted from a code of 4 bits alone: a group's sum, less _base_of plus zero
+    times the sum of x, is the product. Not with GATED, nor with unsigned codes of 8 bits."""
     RUN: tl.constexpr = INPUTS // PARTS
-    part_acc = tl.zeros_like(acc)
-    part_up = part_acc
-    zero = zero_of(None, FORM)
-    zero_up = zero
-    for part in tl.static_range(PARTS):
-        if part * RUN % SCALE_GROUP == 0:
-            at = group + part * RUN // SCALE_GROUP
-            scale = tl.load(scale_rows + at).to(tl.float32)
-            if ZEROS:
-                zero = zero_of(tl.load(zero_rows + at), FORM)[None, :]
-            if GATED:
-                scale_up = tl.load(scale_rows + at + up_groups).to(tl.float32)
-                if ZEROS:
-                    zero_up = zero_of(tl.load(zero_rows + at + up_groups), FORM)[None, :]
-        x = tl.load(x_rows + part * RUN, mask=x_here, other=0.0)
-        part_acc = accumulate(x, narrow_part(gate, zero, x.dtype, part, FORM), part_acc, SWAP)
+    GROUPS: tl.constexpr = K // SCALE_GROUP
+    BASED: tl.constexpr = AHEAD and PARTS == 4
+    kind: tl.constexpr = x_rows.dtype.element_ty
+    lane = tl.arange(0, RUN)
+    x_rows += lane[None, :]
+    weight_rows = weight_ptr + n[None, :] * stride_weight + lane[:, None]
+    factors = n * GROUPS
+    acc = tl.zeros((n.shape[0], x_rows.shape[0]) if SWAP else (x_rows.shape[0], n.shape[0]), tl.float32)
+    acc_up = acc
+    if AHEAD:
+        at = factors + tl.minimum(begin, K - 1) // SCALE_GROUP
+        next_scale = tl.load(scale_ptr + at)
+        if ZEROS:
+            next_zero = tl.load(zeros_ptr + at)
+    for first in range(begin, end, INPUTS):
+        gate = tl.load(weight_rows + first // PARTS, eviction_policy=KEEP)
+        up = gate
         if GATED:
-            part_up = accumulate(x, narrow_part(up, zero_up, x.dtype, part, FORM), part_up, SWAP)
-        if part == PARTS - 1 or (part + 1) * RUN % SCALE_GROUP == 0:
-            if SWAP:
-                acc += part_acc * scale[:, None]
-            else:
-                acc += part_acc * scale[None, :]
-            part_acc = tl.zeros_like(acc)
+            up = tl.load(weight_rows + first // PARTS + N * stride_weight, eviction_policy=KEEP)
+        part_acc = tl.zeros_like(acc)
+        part_up = part_acc
+        sums = part_acc
+        zero = zero_of(None, FORM)
+        zero_up = zero
+        if AHEAD:
+            at = factors + tl.minimum(first + INPUTS, K - 1) // SCALE_GROUP
+            scale = next_scale
+            next_scale = tl.load(scale_ptr + at)
+            if ZEROS:
+                zero = _along(next_zero, SWAP)
+                next_zero = tl.load(zeros_ptr + at)
+        for part in tl.static_range(PARTS):
+            if not AHEAD and part * RUN % SCALE_GROUP == 0:
+                at = factors + (first + part * RUN) // SCALE_GROUP
+                scale = tl.load(scale_ptr + at)
+                if ZEROS:
+                    zero = zero_of(tl.load(zeros_ptr + at), FORM)[None, :]
+                if GATED:
+                    scale_up = tl.load(scale_ptr + at + N * GROUPS)
+                    if ZEROS:
+                        zero_up = zero_of(tl.load(zeros_ptr + at + N * GROUPS), FORM)[None, :]
+            x = tl.load(x_rows + first + part * RUN, mask=x_here, other=0.0)
+            part_acc = accumulate(x, narrow_part(gate, None if BASED else zero, kind, part, FORM), part_acc, SWAP)
+            if BASED:
+                sums = accumulate(x, tl.full(gate.shape, 1.0, kind), sums, SWAP)
             if GATED:
-                if SWAP:
-                    acc_up += part_up * scale_up[:, None]
-                else:
-                    acc_up += part_up * scale_up[None, :]
-                part_up = part_acc
+                part_up = accumulate(x, narrow_part(up, zero_up, kind, part, FORM), part_up, SWAP)
+            if part == PARTS - 1 or (part + 1) * RUN % SCALE_GROUP == 0:
+                if BASED:
+                    part_acc -= sums * (_base_of(kind) + zero)
+                acc += part_acc * _along(scale, SWAP)
+                part_acc = tl.zeros_like(acc)
+                if GATED:
+                    acc_up += part_up * _along(scale_up, SWAP)
+                    part_up = part_acc
     return acc, acc_up
+
+
+@triton.jit
+def _along(scale, SWAP: tl.constexpr):
+    scale = scale.to(tl.float32)
+    return scale[:, None] if SWAP else scale[None, :]
 
 
 @triton.jit

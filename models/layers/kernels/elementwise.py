@@ -1,4 +1,5 @@
-"""Gated activation and finite scalar quantization. References: silu_mul and quantize of models.layers.fused."""
+"""Sums of partial products, gated activation and finite scalar quantization. References: silu_mul and quantize of
+models.layers.fused."""
 
 from __future__ import annotations
 
@@ -11,37 +12,52 @@ from models.layers.kernels.launch import launch, release_next, wait_for_previous
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _silu_mul_kernel(x_ptr, out_ptr, rows, INNER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _silu_mul_kernel(
+    x_ptr,
+    out_ptr,
+    rows,
+    INNER: tl.constexpr,
+    PARTS: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """x: PARTS times [rows, INNER], added in their order, with GATED [rows, 2 * INNER]."""
+    WIDTH: tl.constexpr = 2 * INNER if GATED else INNER
     release_next(PDL)
     wait_for_previous(PDL)
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = index < rows.to(tl.int64) * INNER
-    source = x_ptr + index // INNER * (2 * INNER) + index % INNER
-    gate = tl.load(source, mask=here, other=0.0).to(tl.float32)
-    up = tl.load(source + INNER, mask=here, other=0.0).to(tl.float32)
+    source = x_ptr + index // INNER * WIDTH + index % INNER
+    total = tl.zeros((BLOCK,), tl.float32)
+    up = total
+    for _ in tl.static_range(PARTS):
+        total += tl.load(source, mask=here, other=0.0).to(tl.float32)
+        if GATED:
+            up += tl.load(source + INNER, mask=here, other=0.0).to(tl.float32)
+        source += rows.to(tl.int64) * WIDTH
     kind = out_ptr.dtype.element_ty
-    gated = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)
-    tl.store(out_ptr + index, (gated * up).to(kind), mask=here)
+    if GATED:
+        gate = total.to(kind).to(tl.float32)
+        total = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32) * up.to(kind).to(tl.float32)
+    tl.store(out_ptr + index, total.to(kind), mask=here)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """[..., 2 * inner] -> [..., inner]."""
-    gate_up = gate_up.contiguous()
-    inner = gate_up.shape[-1] // 2
-    out = torch.empty((*gate_up.shape[:-1], inner), device=gate_up.device, dtype=gate_up.dtype)
-    total = out.numel()
-    # Whole blocks inside a row keep the loads wide.
-    block = 1024 if inner % 1024 == 0 else 512
-    launch(
-        _silu_mul_kernel,
-        (triton.cdiv(total, block),),
-        gate_up,
-        out,
-        total // inner,
-        INNER=inner,
-        BLOCK=block,
-        num_warps=4,
-    )
+    return sum_parts(gate_up[None], gate_up.dtype, gated=True)
+
+
+def sum_parts(parts: Tensor, dtype: torch.dtype, *, gated: bool) -> Tensor:
+    """parts [n, ..., width] -> their sum [..., width]; gated: silu_mul of it."""
+    parts = parts.contiguous()
+    inner = parts.shape[-1] // (2 if gated else 1)
+    out = torch.empty((*parts.shape[1:-1], inner), device=parts.device, dtype=dtype)
+    # Whole blocks inside a row keep the loads wide; the few rows of parts want more programs.
+    block = 256 if parts.shape[0] > 1 else 1024 if inner % 1024 == 0 else 512
+    grid, rows = (triton.cdiv(out.numel(), block),), out.numel() // inner
+    sizes = {"INNER": inner, "PARTS": parts.shape[0], "GATED": gated, "BLOCK": block}
+    launch(_silu_mul_kernel, grid, parts, out, rows, **sizes, num_warps=4 if block > 256 else 2)
     return out
 
 

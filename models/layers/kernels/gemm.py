@@ -126,10 +126,12 @@ def streamed_e4m3(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
 
 
 def streamed_vector(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
-    """A single row and codes with groups: a GEMV of their gated outputs takes half as long again, but it reads a narrow
-    weight without an epilogue sooner."""
-    by_group = isinstance(weight, QuantizedWeight) and not weight.per_output
-    return streamed_e4m3(kind, x, weight) if by_group and is_vector(x) and kind != "plain" else None
+    """A single row and codes with groups, where the table has it. Else a GEMV of gated outputs in 8 bits takes half as
+    long again, but it reads a narrow weight without an epilogue sooner."""
+    if not isinstance(weight, QuantizedWeight) or weight.per_output or not is_vector(x):
+        return None
+    streamed = kind != "plain" and weight.scheme.codes != "u4"
+    return measured(kind, x, weight) or (streamed_e4m3(kind, x, weight) if streamed else None)
 
 
 def eight_bit(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
@@ -167,11 +169,11 @@ def gemm(
     """models.layers.gemm.gemm."""
     if lora is not None:
         return _adapted_gemm(x, weight, bias, lora)
+    kind: Kind = epilogue or "plain"
     if isinstance(x, VectorNorm):
-        if kernels_take(weight):
+        if way_of(kind, x.rows, weight).kernel == "gemv":
             return vector_gemm(x.rows, weight, bias, norm=(x.weight, x.eps), silu_mul=epilogue == "silu_mul")
         x = x.normed()
-    kind: Kind = epilogue or "plain"
     weight = _weight_for(x.rows if isinstance(x, DeferredNorm) else x, weight)
     if isinstance(x, DeferredNorm):
         chosen = config_for(kind, x.rows, weight) or _deferred_default(kind, x.rows, weight)
@@ -183,7 +185,8 @@ def gemm(
         return vector_gemm(x, weight, bias, silu_mul=epilogue == "silu_mul")
     x = e4m3.in_order(x, weight)
     if way.kernel == "tiled":
-        return tiled_gemm(x, weight, bias, way.tile, epilogue, eight_bit=way.quantises_rows)
+        split = way.variant.split if way.variant is not None else 1
+        return tiled_gemm(x, weight, bias, way.tile, epilogue, split=split, eight_bit=way.quantises_rows)
     if way.kernel == "persistent" and not isinstance(weight, QuantizedWeight):
         return persistent_gemm(x, weight, bias)
     if epilogue == "quick_gelu":

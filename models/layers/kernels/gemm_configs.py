@@ -15,10 +15,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from models.layers.kernels.gemm_tables import SM_90, SM_90_E4M3, SM_90_E4M3_BLOCKS
+from models.layers.kernels.gemm_tables import SM_90, SM_90_CODES, SM_90_CODES_BLOCKS, SM_90_E4M3, SM_90_E4M3_BLOCKS
 from models.layers.kernels.gemm_types import Blocks, Kind, Shape, Table, Tile, Variant
 from models.layers.kernels.gpu import Gpu, current_gpu
-from models.layers.quantized import QuantizedWeight, Weight
+from models.layers.quantized import GROUP, QuantizedWeight, Weight
 
 _VALUE_BYTES = 2
 """Bytes of a value of the operands: bfloat16 and float16."""
@@ -53,8 +53,8 @@ def table_of(gpu: Gpu) -> Table:
 
 @cache
 def e4m3_table_of(gpu: Gpu) -> Table:
-    """table_of, of weights in e4m3."""
-    return SM_90_E4M3 if gpu.capability == (9, 0) else {}
+    """table_of, of weights that are held as codes."""
+    return {**SM_90_E4M3, **SM_90_CODES} if gpu.capability == (9, 0) else {}
 
 
 def active() -> Table:
@@ -64,18 +64,20 @@ def active() -> Table:
 
 def config_for(kind: Kind, x: Tensor, weight: Weight) -> Variant | None:
     """The measured choice for x [..., K] times weight [N, K], None where the rules hold."""
-    e4m3 = isinstance(weight, QuantizedWeight)
-    if x.dtype not in (torch.bfloat16, torch.float16) or (
-        isinstance(weight, QuantizedWeight) and not weight.per_output
-    ):
+    if x.dtype not in (torch.bfloat16, torch.float16):
         return None
+    e4m3, codes = isinstance(weight, QuantizedWeight), ""
+    if isinstance(weight, QuantizedWeight) and not weight.per_output:
+        if weight.scale.shape[-1] * GROUP > weight.shape[1]:
+            return None
+        e4m3, codes = False, weight.scheme.codes
     if not isinstance(weight, QuantizedWeight) and (weight.dtype != x.dtype or weight.stride(1) != 1):
         return None
     outputs = weight.shape[0] // (2 if kind == "silu_mul" else 1)
     rows = x.numel() // x.shape[-1]
     # `reprise tune` measures weights of 16 bits alone.
-    table = e4m3_table_of(current_gpu()) if e4m3 else active()
-    for choice in table.get(Shape(kind, weight.shape[1], outputs, e4m3), ()):
+    table = e4m3_table_of(current_gpu()) if e4m3 or codes else active()
+    for choice in table.get(Shape(kind, weight.shape[1], outputs, e4m3, codes), ()):
         if choice.least <= rows <= choice.most:
             return choice.variant
     return None
@@ -135,11 +137,14 @@ def e4m3_tile(rows: int, *, gated: bool = False) -> Tile:
 def e4m3_blocks(inputs: int, outputs: int, *, gated: bool = False) -> Blocks:
     """Blocks of the GEMV with a weight in e4m3: as measured on this GPU, else so that it has two programs and more for
     each multiprocessor (benchmarks/results/kernels/e4m3_*.json: within a ninth of the best everywhere)."""
-    gpu = current_gpu()
-    measured = SM_90_E4M3_BLOCKS.get(Shape("silu_mul" if gated else "plain", inputs, outputs, True))
-    if measured is not None and gpu.capability == (9, 0):
-        return measured
-    return Blocks(8 if outputs >= 16 * gpu.num_sms else 4, 256)
+    measured = measured_blocks(Shape("silu_mul" if gated else "plain", inputs, outputs, True))
+    return measured or Blocks(8 if outputs >= 16 * current_gpu().num_sms else 4, 256)
+
+
+def measured_blocks(shape: Shape) -> Blocks | None:
+    """Of the GEMV with a weight that is held as codes, None where the rules hold."""
+    measured = {**SM_90_E4M3_BLOCKS, **SM_90_CODES_BLOCKS}.get(shape)
+    return measured if current_gpu().capability == (9, 0) else None
 
 
 def default_split(width: int, inputs: int, columns: int, *, codes: bool = False) -> int:

@@ -1,7 +1,8 @@
 """GEMM configurations that come with the package, and their form in a file.
 
 gemm_sm_90.json was measured on an H100, for Qwen3.5 on an H200 by `reprise tune`, and is for every GPU of compute
-capability 9.0. `python -m benchmarks.kernels.choose` writes it from the results of `python -m benchmarks.kernels`.
+capability 9.0. `python -m benchmarks.kernels.choose` writes it from the results of `python -m benchmarks.kernels`, but
+for "codes" and "codes_blocks": what codes with scales of 128 inputs or more were measured to take.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ _measured = json.loads(FILE.read_text())
 _all = table_of(_measured["shapes"])
 SM_90: Table = {shape: choices for shape, choices in _all.items() if not shape.e4m3}
 SM_90_E4M3: Table = {shape: choices for shape, choices in _all.items() if shape.e4m3}
-SM_90_E4M3_BLOCKS: Mapping[Shape, Blocks] = {
-    msgspec.convert(entry, Shape): Blocks(*entry["blocks"]) for entry in _measured["e4m3_blocks"]
-}
+SM_90_CODES: Table = table_of(_measured["codes"])
+SM_90_E4M3_BLOCKS, SM_90_CODES_BLOCKS = (
+    {msgspec.convert(entry, Shape): Blocks(*entry["blocks"]) for entry in _measured[name]}
+    for name in ("e4m3_blocks", "codes_blocks")
+)
 SM_90_E4M3_COPIES: Mapping[tuple[int, int], int] = {
     (inputs, outputs): least for inputs, outputs, least in _measured["e4m3_copies"]
 }

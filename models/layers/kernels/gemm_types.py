@@ -57,12 +57,14 @@ class Blocks(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """outputs: those of the result, half the weight's rows for "silu_mul". e4m3: the weight's dtype, else 16 bits."""
+    """outputs: those of the result, half the weight's rows for "silu_mul". e4m3: the weight's dtype, else 16 bits.
+    codes: those of a weight with scales of 128 inputs or more."""
 
     kind: Kind
     inputs: int
     outputs: int
     e4m3: bool = False
+    codes: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from models.layers.kernels.e4m3 import INPUTS, first_inputs, in_order, parts, wide_part, zero_of
-from models.layers.kernels.gemm_configs import e4m3_blocks
-from models.layers.kernels.gemm_types import Blocks
+from models.layers.kernels.gemm_configs import e4m3_blocks, measured_blocks
+from models.layers.kernels.gemm_types import Blocks, Shape
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.kernels.norms import weighted
-from models.layers.quantized import QuantizedWeight, Weight, kernels_take
+from models.layers.quantized import GROUP, QuantizedWeight, Weight, kernels_take
 
 
 @triton.jit
@@ -458,6 +458,9 @@ def gemv(
     outputs = weight.shape[-2] // (2 if silu_mul else 1)
     vectors = x.shape[0] if index is None else index.shape[0]
     out = torch.empty((vectors, outputs), device=x.device, dtype=out_dtype or x.dtype)
+    if blocks is None and isinstance(weight, QuantizedWeight) and read.group >= GROUP:
+        codes = weight.scheme.codes
+        blocks = measured_blocks(Shape("silu_mul" if silu_mul else "plain", inputs, outputs, codes=codes))
     if read.form in ("u4", "u4_portable"):
         # Two units of 16 bits at once.
         read, values = read._replace(parts=8), values.view(torch.int32)

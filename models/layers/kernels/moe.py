@@ -8,9 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.e4m3 import INPUTS, accumulate_codes, parts
+from models.layers.kernels.e4m3 import parts, sums_of_codes, takes_ahead
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.quantized import COLUMNS, QuantizedWeight
+
+_WARPS = 4
+"""Of a program of few rows; 2, of 32 columns each, load scales ahead."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -205,28 +208,13 @@ def expert_places(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """experts int64 [n, top_k] -> places int64 [n, top_k] and ends int32 [num_experts]."""
     places = torch.empty_like(experts)
     ends = torch.empty(num_experts, dtype=torch.int32, device=experts.device)
-    launch(
-        _expert_places_kernel,
-        (num_experts,),
-        experts,
-        places,
-        ends,
-        experts.numel(),
-        BLOCK=2048,
-        num_warps=8,
-    )
+    launch(_expert_places_kernel, (num_experts,), experts, places, ends, experts.numel(), BLOCK=2048, num_warps=8)
     return places, ends
 
 
 @triton.jit
 def _spread_rows_kernel(
-    x_ptr,
-    places_ptr,
-    out_ptr,
-    WIDTH: tl.constexpr,
-    TOP_K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    x_ptr, places_ptr, out_ptr, WIDTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     """One program: BLOCK columns of one row."""
     release_next(PDL)
@@ -295,20 +283,10 @@ def combine(chosen: Tensor, weights: Tensor, shared: Tensor, places: Tensor | No
     rows, width = shared.shape
     shared = shared.contiguous()
     out = torch.empty_like(shared)
-    launch(
-        _sum_experts_kernel,
-        (rows, triton.cdiv(width, 512)),
-        chosen,
-        weights,
-        weights if places is None else places,
-        shared,
-        out,
-        WIDTH=width,
-        TOP_K=weights.shape[1],
-        PLACED=places is not None,
-        BLOCK=512,
-        num_warps=2,
-    )
+    sizes = {"WIDTH": width, "TOP_K": weights.shape[1], "PLACED": places is not None, "BLOCK": 512}
+    placed = weights if places is None else places
+    grid = rows, triton.cdiv(width, 512)
+    launch(_sum_experts_kernel, grid, chosen, weights, placed, shared, out, **sizes, num_warps=2)
     return out
 
 
@@ -328,14 +306,13 @@ def _grouped_codes_kernel(
     SCALE_GROUP: tl.constexpr,
     PARTS: tl.constexpr,
     ZEROS: tl.constexpr,
+    AHEAD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program: BLOCK_N outputs of BLOCK_M rows of one expert. Row tiles are counted over the experts; programs
     behind the last one have nothing to do."""
-    RUN: tl.constexpr = INPUTS // PARTS
-    GROUPS: tl.constexpr = K // SCALE_GROUP
     release_next(PDL)
     wait_for_previous(PDL)
     expert = tl.arange(0, PADDED)
@@ -351,31 +328,28 @@ def _grouped_codes_kernel(
         first_row = tl.sum(tl.where(mine, starts + (tile - tiles_before) * BLOCK_M, 0), 0)
         m = first_row + tl.arange(0, BLOCK_M)
         n = chosen * N + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-        lane = tl.arange(0, RUN)
-        x_rows = x_ptr + m.to(tl.int64)[:, None] * K + lane[None, :]
         x_here = m[:, None] < end
-        weight_rows = values_ptr + n[None, :] * (K // PARTS) + lane[:, None]
-        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        for first in range(0, K, INPUTS):
-            units = tl.load(weight_rows + first // PARTS)
-            acc, _ = accumulate_codes(
-                x_rows + first,
-                x_here,
-                units,
-                units,
-                scale_ptr + n * GROUPS,
-                zeros_ptr + n * GROUPS,
-                0,
-                acc,
-                acc,
-                first // SCALE_GROUP,
-                SCALE_GROUP,
-                PARTS,
-                FORM,
-                ZEROS,
-                False,
-                True,
-            )
+        acc, _ = sums_of_codes(
+            x_ptr + m.to(tl.int64)[:, None] * K,
+            x_here,
+            values_ptr,
+            scale_ptr,
+            zeros_ptr,
+            n,
+            K // PARTS,
+            0,
+            K,
+            N,
+            K,
+            SCALE_GROUP,
+            PARTS,
+            FORM,
+            ZEROS,
+            False,
+            True,
+            AHEAD,
+            "",
+        )
         out = out_ptr + m.to(tl.int64)[:, None] * N + (n - chosen * N)[None, :]
         tl.store(out, tl.trans(acc).to(out_ptr.dtype.element_ty), mask=x_here)
 
@@ -384,7 +358,7 @@ def grouped_codes(x: Tensor, stack: QuantizedWeight, ends: Tensor) -> Tensor:
     """models.layers.moe.grouped_linear of a stack that is held as codes."""
     read, rows, (experts, outputs, inputs) = parts(stack), x.shape[0], stack.shape
     out = torch.empty((rows, outputs), device=x.device, dtype=x.dtype)
-    block_m = 16 if rows <= 16 * experts else 64
+    block_m, warps = (16, _WARPS) if rows <= 16 * experts else (64, 4)
     assert read.scale is not None
     launch(
         _grouped_codes_kernel,
@@ -400,9 +374,10 @@ def grouped_codes(x: Tensor, stack: QuantizedWeight, ends: Tensor) -> Tensor:
         EXPERTS=experts,
         PADDED=triton.next_power_of_2(experts),
         **{**read.constants, "SCALE_GROUP": read.group or inputs},
+        AHEAD=takes_ahead(read, COLUMNS, warps),
         BLOCK_M=block_m,
         BLOCK_N=COLUMNS,
-        num_warps=4,
+        num_warps=warps,
         num_stages=4,
     )
     return out

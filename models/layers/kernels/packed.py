@@ -310,31 +310,14 @@ def byte_lookup(pixels: Tensor, table: Tensor, width: int | None = None) -> Tens
     out = torch.empty((pixels.shape[0], width or pixels.shape[1]), device=pixels.device, dtype=table.dtype)
     total = out.numel()
     channels = table.shape[0]
-    launch(
-        _byte_lookup_kernel,
-        (triton.cdiv(total, 1024),),
-        pixels,
-        table,
-        out,
-        pixels.shape[0],
-        VALUES=pixels.shape[1] // channels,
-        CHANNELS=channels,
-        WIDTH=out.shape[1],
-        BLOCK=1024,
-        num_warps=4,
-    )
+    sizes = {"VALUES": pixels.shape[1] // channels, "CHANNELS": channels, "WIDTH": out.shape[1], "BLOCK": 1024}
+    launch(_byte_lookup_kernel, (triton.cdiv(total, 1024),), pixels, table, out, pixels.shape[0], **sizes, num_warps=4)
     return out
 
 
 @triton.jit
 def _add_table_rows_kernel(
-    x_ptr,
-    table_ptr,
-    rows_ptr,
-    weights_ptr,
-    COUNT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x_ptr, table_ptr, rows_ptr, weights_ptr, COUNT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One program: one row."""
     row = tl.program_id(0).to(tl.int64)
@@ -402,20 +385,8 @@ def rotary_cos_sin(
     """positions [n] or [axes, n] of any strides -> cosines and sines float32 [n, head_dim / 2]."""
     rows, half = positions.shape[-1], frequencies.shape[0]
     cos, sin = (torch.empty((rows, half), device=positions.device) for _ in range(2))
-    launch(
-        _rotary_cos_sin_kernel,
-        (rows,),
-        positions,
-        frequencies,
-        axes if axes is not None else positions,
-        cos,
-        sin,
-        scale,
-        positions.stride(0) if axes is not None else 0,
-        positions.stride(-1),
-        HALF=half,
-        BLOCK=triton.next_power_of_2(half),
-        AXES=axes is not None,
-        num_warps=1,
-    )
+    given = positions, frequencies, axes if axes is not None else positions
+    strides = positions.stride(0) if axes is not None else 0, positions.stride(-1)
+    sizes = {"HALF": half, "BLOCK": triton.next_power_of_2(half), "AXES": axes is not None}
+    launch(_rotary_cos_sin_kernel, (rows,), *given, cos, sin, scale, *strides, **sizes, num_warps=1)
     return cos, sin

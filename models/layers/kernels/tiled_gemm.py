@@ -17,7 +17,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from models.layers.deferred_norm import DeferredNorm, TileRows
 from models.layers.gemm import Epilogue
-from models.layers.kernels.e4m3 import Parts, parts, quantise_rows
+from models.layers.kernels.e4m3 import Parts, parts, quantise_rows, takes_ahead
+from models.layers.kernels.elementwise import sum_parts
 from models.layers.kernels.gemm_configs import default_split, streaming_tile
 from models.layers.kernels.gemm_lora import WITHOUT_LORA, adapters, beside_shrink
 from models.layers.kernels.gemm_types import Tile
@@ -66,18 +67,23 @@ def tiled_gemm(
     tile: Tile | None = None,
     epilogue: Epilogue = "",
     *,
+    split: int = 1,
     eight_bit: bool = False,
     lora: GemmLora | None = None,
 ) -> Tensor:
     """models.layers.gemm.gemm; tile: by default that of few rows. Rounded once but for "silu_mul", as its reference.
 
-    eight_bit: x is quantised to e4m3 row by row, as the weight is already. lora: adapters that `takes_lora`.
+    split: partitions of the inputs, which another kernel adds; not with "quick_gelu". eight_bit: x is quantised to e4m3
+    row by row, as the weight is already. lora: adapters that `takes_lora`.
     """
-    columns = weight.shape[0] // (2 if epilogue == "silu_mul" else 1)
+    gated = epilogue == "silu_mul"
+    columns = weight.shape[0] // (2 if gated and split == 1 else 1)
     operand, shape, kind = _operand_of(x, eight_bit=eight_bit)
-    out = torch.empty((operand.rows.shape[0], columns), device=operand.rows.device, dtype=kind)
-    _launch(operand, weight, out, columns, tile, bias=bias, epilogue=epilogue, lora=lora)
-    return out.view(*shape[:-1], columns)
+    made = kind if split == 1 else torch.float32
+    out = torch.empty((split, operand.rows.shape[0], columns), device=operand.rows.device, dtype=made)
+    behind = epilogue if split == 1 else ""
+    _launch(operand, weight, out, columns, tile, split=split, bias=bias, epilogue=behind, lora=lora)
+    return (out if split == 1 else sum_parts(out, kind, gated=gated)).view(*shape[:-1], -1)
 
 
 def split_gemm_add_norm(
@@ -197,6 +203,7 @@ def _launch(
         PARTIAL=out.dtype == torch.float32,
         ACTIVATION=epilogue,
         **read.constants,
+        AHEAD=takes_ahead(read, tile.columns, tile.warps) and epilogue != "silu_mul",
         SCALED=scale is not None,
         ROW_SCALED=row_scale is not None,
         BIAS=bias is not None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from models.layers.kernels.e4m3 import HALF_GROUP, INPUTS, accumulate, accumulate_codes, first_inputs, narrow_halves
+from models.layers.kernels.e4m3 import HALF_GROUP, accumulate, first_inputs, narrow_halves, sums_of_codes
 from models.layers.kernels.gemm_lora import adapters_met, expand, shrink
 from models.layers.kernels.launch import release_next, wait_for_previous
 
@@ -52,6 +52,7 @@ def linear_kernel(
     SCALE_GROUP: tl.constexpr,
     PARTS: tl.constexpr,
     ZEROS: tl.constexpr,
+    AHEAD: tl.constexpr,
     SCALED: tl.constexpr,
     ROW_SCALED: tl.constexpr,
     BIAS: tl.constexpr,
@@ -78,10 +79,10 @@ def linear_kernel(
     descriptors.
 
     SQUARES > 0: rows are scaled by the squares of their K inputs, [rows, SQUARES]. ACTIVATION "silu_mul": weight and
-    bias hold gate, then up, 2 * N in all. PARTIAL: out is float32 [shares, rows, N]. ADD: out is the sum with the
-    residual, scaled is the sum times the norm's weight, and squares [rows, N // BLOCK_N] is written. FORM: how the
-    weight is widened where it is held as codes, read in units of PARTS. SCALE_GROUP: inputs that share a scale; 0 with
-    SCALED: the sums are scaled.
+    bias hold gate, then up, 2 * N in all. PARTIAL: out is float32 [shares, rows, N], of which the first has the bias.
+    ADD: out is the sum with the residual, scaled is the sum times the norm's weight, and squares [rows, N // BLOCK_N]
+    is written. FORM: how the weight is widened where it is held as codes, read in units of PARTS. SCALE_GROUP: inputs
+    that share a scale; 0 with SCALED: the sums are scaled. AHEAD: as sums_of_codes has it.
     ROW_SCALED: x is in e4m3, too, times the factors of its rows. RANK > 0: with adapters, whose shrink is made by
     `programs` further programs before the others (models.layers.kernels.gemm_lora)."""
     release_next(PDL)
@@ -151,35 +152,27 @@ def linear_kernel(
     # Weights of one row tile are read once; several row tiles share them.
     KEEP: tl.constexpr = "evict_first" if ONE_ROW_TILE else ""
     if SCALE_GROUP > 0:
-        RUN: tl.constexpr = INPUTS // PARTS
-        GROUPS: tl.constexpr = K // SCALE_GROUP
-        lane = tl.arange(0, RUN)
-        x_rows = x_source + m[:, None] * stride_x + lane[None, :]
-        weight_rows = weight_source + n.to(tl.int64)[None, :] * stride_weight + lane[:, None]
-        groups = n.to(tl.int64) * GROUPS
-        for first in range(share * K_SHARE, tl.minimum(share * K_SHARE + K_SHARE, K), INPUTS):
-            gate = tl.load(weight_rows + first // PARTS, eviction_policy=KEEP)
-            up = gate
-            if ACTIVATION == "silu_mul":
-                up = tl.load(weight_rows + first // PARTS + N * stride_weight, eviction_policy=KEEP)
-            acc, acc_up = accumulate_codes(
-                x_rows + first,
-                x_here,
-                gate,
-                up,
-                scale_ptr + groups,
-                zeros_ptr + groups,
-                N * GROUPS,
-                acc,
-                acc_up,
-                first // SCALE_GROUP,
-                SCALE_GROUP,
-                PARTS,
-                FORM,
-                ZEROS,
-                ACTIVATION == "silu_mul",
-                SWAP,
-            )
+        acc, acc_up = sums_of_codes(
+            x_source + m[:, None] * stride_x,
+            x_here,
+            weight_source,
+            scale_ptr,
+            zeros_ptr,
+            n.to(tl.int64),
+            stride_weight,
+            share * K_SHARE,
+            tl.minimum(share * K_SHARE + K_SHARE, K),
+            N,
+            K,
+            SCALE_GROUP,
+            PARTS,
+            FORM,
+            ZEROS,
+            ACTIVATION == "silu_mul",
+            SWAP,
+            AHEAD,
+            KEEP,
+        )
     elif FORM != "":
         UNITS: tl.constexpr = BLOCK_K // 2
         of_two = tl.arange(0, UNITS)
@@ -271,6 +264,8 @@ def linear_kernel(
                 BLOCK_N,
             )
     if PARTIAL:
+        if BIAS:
+            acc += tl.load(bias_ptr + n, mask=n >= share * N, other=0.0).to(tl.float32)[None, :]
         out = out_ptr + (share * rows + m[:, None]).to(tl.int64) * N + n[None, :]
         tl.store(out, acc, mask=x_here)
     else:

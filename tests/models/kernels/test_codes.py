@@ -36,6 +36,7 @@ ONE_SCALE = "e4m3, one scale for each output"
 QUICK = ("u4, groups of 32, zeros", "u4, one group, reordered", "u8, groups of 64, zeros", "e4m3, blocks", ONE_SCALE)
 INPUTS, OUTPUTS = 256, 128
 SWAPPED = Tile(16, 64, 128, warps=4, stages=4, swap=True)
+AHEAD = Tile(8, 64, 128, warps=2, stages=4, swap=True)
 TILES = [
     Tile(64, 64, 128, warps=4, stages=4, swap=True, tma=True),
     Tile(64, 32, 256, warps=4, stages=3),
@@ -129,6 +130,7 @@ def test_gemv_of_chosen_experts(device: torch.device, scheme: Scheme) -> None:
 
 BEHIND = [(name, 19, SWAPPED) if name in QUICK else slow(name, 19, SWAPPED) for name in SCHEMES]
 BEHIND += [slow(ONE_SCALE, rows, tile) for tile in TILES for rows in (2, 65, 129)]
+BEHIND += [("u4, groups of 128, zeros", 9, AHEAD), *(slow(name, 9, AHEAD) for name in SCHEMES)]
 
 
 @pytest.mark.parametrize(("name", "rows", "tile"), BEHIND, ids=str)
@@ -139,7 +141,9 @@ def test_tiles_with_what_stands_behind(device: torch.device, name: str, rows: in
     product = given.product(given.weight) + given.bias.double()
     # The rules quantise more rows, too, where tensor cores multiply e4m3 (test_e4m3.py).
     by_rule = rows <= 64
+    split = 1 if tile.depth > 128 else 2
     plain = [lambda: tiled_gemm(x, given.weight, given.bias, Tile(32, 32, 128, stages=3))]
+    plain.append(lambda: tiled_gemm(x, given.weight, given.bias, tile, split=split))
     if by_rule:
         plain.append(lambda: gemm.gemm(given.x, given.weight, given.bias))
         out = replayed(device, lambda: gemm.gemm(given.x, given.gate_up, None, "silu_mul"))
@@ -149,7 +153,9 @@ def test_tiles_with_what_stands_behind(device: torch.device, name: str, rows: in
     after = (given.residual.double(), given.norm.double(), EPS)
     expected = add_rms_norm.reference(product, *after)
     behind = given.bias, given.residual, given.norm, EPS
-    split = 1 if tile.depth > 128 else 2
+    ordered, bias = e4m3.in_order(given.x, given.gate_up), given.bias.repeat(2)
+    out = replayed(device, lambda: tiled_gemm(ordered, given.gate_up, bias, tile, "silu_mul", split=split))
+    assert relative_error(out, silu_mul(given.product(given.gate_up) + bias.double(), out.dtype)) < LIMIT
     with_norm = [
         lambda: split_gemm_add_norm(x, given.weight, *behind, split=split, tile=tile),
         lambda: gemm_add_deferred_norm(x, given.weight, *behind, tile),

@@ -18,7 +18,7 @@ from models.layers.kernels.gemm_configs import config_for, e4m3_blocks, e4m3_tab
 from models.layers.kernels.gemm_tables import SM_90_E4M3, SM_90_E4M3_BLOCKS, SM_90_E4M3_COPIES
 from models.layers.kernels.gemm_types import Blocks, Choice, Shape, Tile, Variant
 from models.layers.kernels.gpu import Gpu, named
-from models.layers.quantized import GROUP, QuantizedWeight
+from models.layers.quantized import GROUP, QuantizedWeight, Scheme
 from tests.support.slow import slow
 
 GPUS = {named(one.capability): one for one in ARCHITECTURES}
@@ -56,6 +56,17 @@ def test_only_hopper_takes_the_table_and_a_tuned_one_leaves_it(here: Gpu) -> Non
     with gemm_configs.using(tuned):
         assert config_for("plain", x, weight) == expected
     assert bool(e4m3_table_of(here)) == (here.capability == (9, 0))
+
+
+def test_codes_with_wide_groups_have_a_table_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = Variant(Tile(8, 64, 128, warps=2, swap=True), split=2)
+    measured = {Shape("plain", 512, 128, codes="u4"): (Choice(2, 8, variant),)}
+    monkeypatch.setattr(gemm_configs, "e4m3_table_of", lambda gpu: measured)
+    monkeypatch.setattr(gpu, "probe", lambda: GPUS["sm_90"])
+    with torch.device("meta"):
+        wide, narrow = (QuantizedWeight(128, 512, scheme=Scheme("u4", group)) for group in (128, 32))
+        x = torch.empty(8, 512, dtype=torch.bfloat16)
+    assert gemm.way_of("plain", x, wide).variant == variant != gemm.way_of("plain", x, narrow).variant
 
 
 @pytest.mark.parametrize("gated", [False, True])
