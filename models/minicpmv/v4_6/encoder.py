@@ -22,7 +22,7 @@ from models.interfaces.rule import Rule, qkv_rules, renamed
 from models.layers.mlp import MLP, Activation
 from models.layers.packed import WINDOW, byte_lookup, layer_norm, window_attention
 from models.layers.tower import TowerBlock, run_tower
-from models.minicpmv.encoder import SLICES, byte_values, cumulative, cut, patch_rows, slice_grids
+from models.minicpmv.encoder import SLICES, byte_values, cumulative, cut, in_squares, part_of, patch_rows, slice_grids
 from models.minicpmv.tower import Tower, tower_rules
 from models.minicpmv.v4_6.config import MiniCPMV46Config
 
@@ -127,11 +127,12 @@ class MiniCPMV46Encoder(nn.Module):
         grids, side, merge = self._grids(items), self.config.vision.table_side, merge_of(items[0])
         cu_slices = cumulative([rows * columns for rows, columns in grids])
         arrays = {
-            "pixels": np.concatenate([self._patches(frame, merge) for item in items for frame in item.frames]),
             "position_ids": np.concatenate([_position_ids(*grid, side, merge) for grid in grids]),
             "cu_slices": cu_slices,
         }
-        return Plan(arrays=arrays, required=self.required(items), fills={"cu_slices": int(cu_slices[-1])})
+        pixels = patch_rows(items, self.config.vision.patch_size, merge, self.byte_values.device)
+        fills = {"cu_slices": int(cu_slices[-1])}
+        return Plan(arrays=arrays, required=self.required(items), tensors={"pixels": pixels}, fills=fills)
 
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
         """Parts made of whole slices, each as large as `limit` allows, whatever its mode is."""
@@ -158,18 +159,12 @@ class MiniCPMV46Encoder(nn.Module):
     def _grids(self, items: Iterable[MediaItem]) -> list[tuple[int, int]]:
         return slice_grids(items, self.config.vision.patch_size)
 
-    def _patches(self, frame: np.ndarray, merge: int) -> np.ndarray:
-        """uint8 [height, width, 3] -> [patches, values] in the order of `window_order`."""
-        size = self.config.vision.patch_size
-        return patch_rows(frame, size)[window_order(frame.shape[0] // size, frame.shape[1] // size, merge)]
-
 
 def _part(item: MediaItem, lengths: np.ndarray, first: int, end: int) -> MediaItem:
     """Slices first .. end of an item, whose slices have so many patches."""
     patches = int(lengths[first:end].sum())
     return replace(
-        item,
-        frames=item.frames[first:end],
+        part_of(item, first, end),
         num_patches=patches,
         num_sequences=end - first,
         num_embeds=patches // merge_of(item) ** 2,
@@ -190,10 +185,7 @@ def _slices(count: int, merge: int) -> Bucket:
 def window_order(rows: int, columns: int, merge: int) -> np.ndarray:
     """int64 [rows * columns]: patches, numbered row by row, so that those of a window, and the windows of a token, are
     neighbours. merge: 4 or 2."""
-    numbers = np.arange(rows * columns)
-    if merge == 2:
-        return numbers.reshape(rows // 2, 2, columns // 2, 2).transpose(0, 2, 1, 3).ravel()
-    return numbers.reshape(rows // 4, 2, 2, columns // 4, 2, 2).transpose(0, 3, 1, 4, 2, 5).ravel()
+    return in_squares(torch.arange(rows * columns, device="cpu").view(1, rows, columns, 1), 1, merge).numpy().ravel()
 
 
 @lru_cache(maxsize=1024)

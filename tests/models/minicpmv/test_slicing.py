@@ -6,11 +6,15 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from models.interfaces import resizing
 from models.interfaces.errors import InputError
+from models.interfaces.media import MediaItem
+from models.minicpmv.encoder import part_of, patch_rows, slice_grids
 from models.minicpmv.slicing import SliceRule, slice_picture
 
 RULE = SliceRule(scale_resolution=448, unit=14, max_slices=9)
@@ -50,6 +54,27 @@ def test_crops_tile_the_refined_picture() -> None:
     size = rule.refined_size(300, 200, sliced.grid)
     resized = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
     np.testing.assert_array_equal(whole, np.asarray(resized))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(40, 400), st.integers(40, 400), st.sampled_from([1, 2, 4]))
+def test_the_encoders_device_cuts_the_same_patches(width: int, height: int, merge: int) -> None:
+    rule, cpu = SliceRule(scale_resolution=112, unit=14 * merge, max_slices=9), torch.device("cpu")
+    pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    items = []
+    for left in (False, True):
+        resizing.leave_to_device(left)
+        sliced = slice_picture(Image.fromarray(pixels), rule, may_leave=left)
+        resizing.leave_to_device(False)
+        items.append(MediaItem("image", sliced.slices, sliced.arrays, 0, len(sliced.slices), 0, b""))
+    assert "cuts" in items[1].arrays and items[1].frames[0].shape == pixels.shape
+    assert slice_grids(items[:1], 14) == slice_grids(items[1:], 14)
+    count = len(items[0].frames)
+    for first, end in [(0, count), (count // 2, count), (0, 1)]:
+        cut, made = (torch.cat(patch_rows([part_of(item, first, end)], 14, merge, cpu)) for item in items)
+        assert torch.equal(cut, made)
+    first_patch = items[0].frames[0][:14, :14].reshape(-1)
+    assert patch_rows(items[:1], 14, merge, cpu)[0][0].tolist() == first_patch.tolist()
 
 
 @pytest.mark.parametrize("size", [(1, 1), (5000, 1), (1, 5000), (3000, 10)])
