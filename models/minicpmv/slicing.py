@@ -34,9 +34,14 @@ class SliceRule:
     unit: int
     max_slices: int
 
-    def overview_size(self, width: int, height: int, *, enlarge: bool) -> tuple[int, int]:
+    def overview_size(self, width: float, height: float, *, enlarge: bool) -> tuple[int, int]:
         """Width and height. enlarge: a picture of fewer pixels than a slice has is enlarged, too."""
-        return self._fit(width, height, enlarge)
+        if width * height > self.scale_resolution**2 or enlarge:
+            aspect = width / height
+            # The width is computed from the height that was already truncated to an integer.
+            height = int(self.scale_resolution / math.sqrt(aspect))
+            width = int(height * aspect)
+        return self._snap(width, self.unit), self._snap(height, self.unit)
 
     def grid(self, width: int, height: int) -> tuple[int, int] | None:
         """(columns, rows) of the crops, or None when the overview alone is enough."""
@@ -59,7 +64,7 @@ class SliceRule:
         """Width and height of the whole picture before it is cut into the grid's equal cells."""
         columns, rows = grid
         cell = (self._snap(width, columns) / columns, self._snap(height, rows) / rows)
-        cell_width, cell_height = self._fit(*cell, enlarge=True)
+        cell_width, cell_height = self.overview_size(*cell, enlarge=True)
         return cell_width * columns, cell_height * rows
 
     def check_side(self, longest: int, width: int, height: int) -> None:
@@ -79,14 +84,6 @@ class SliceRule:
             cuts += [(refined_height, refined_width, *place, high, wide) for place in places]
         self.check_side(max(max(cut[4:]) for cut in cuts), width, height)
         return cuts
-
-    def _fit(self, width: float, height: float, enlarge: bool) -> tuple[int, int]:
-        if width * height > self.scale_resolution**2 or enlarge:
-            aspect = width / height
-            # The width is computed from the height that was already truncated to an integer.
-            height = int(self.scale_resolution / math.sqrt(aspect))
-            width = int(height * aspect)
-        return self._snap(width, self.unit), self._snap(height, self.unit)
 
     @staticmethod
     def _snap(length: float, multiple: int) -> int:

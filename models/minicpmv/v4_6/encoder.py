@@ -137,7 +137,8 @@ class MiniCPMV46Encoder(nn.Module):
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
         """Parts made of whole slices, each as large as `limit` allows, whatever its mode is."""
         slices = limit["sequences"] + limit["fine_sequences"]
-        patches = min(limit["patches"], self._buckets(merge_of(item))[-1]["patches"])
+        side = self.config.images.slicing.scale_resolution // self.config.vision.patch_size
+        patches = min(limit["patches"], SLICES[-1] * side * (side + merge_of(item)))  # of the mode's largest bucket
         lengths = np.array([rows * columns for rows, columns in self._grids([item])])
         parts = cut(np.stack((lengths, np.ones_like(lengths)), axis=1), (patches, slices))
         return [item] if len(parts) == 1 else [_part(item, lengths, first, end) for first, end in parts]
@@ -182,17 +183,11 @@ def _slices(count: int, merge: int) -> Bucket:
 
 
 @lru_cache(maxsize=1024)
-def window_order(rows: int, columns: int, merge: int) -> np.ndarray:
-    """int64 [rows * columns]: patches, numbered row by row, so that those of a window, and the windows of a token, are
-    neighbours. merge: 4 or 2."""
-    return in_squares(torch.arange(rows * columns, device="cpu").view(1, rows, columns, 1), 1, merge).numpy().ravel()
-
-
-@lru_cache(maxsize=1024)
 def _position_ids(rows: int, columns: int, side: int, merge: int) -> np.ndarray:
-    """int32 [rows * columns] into the learned table of side * side entries, in the order of `window_order`."""
+    """int32 [rows * columns] into the learned table of side * side entries, in the order of `in_squares`."""
     row, column = np.arange(rows) * side // rows, np.arange(columns) * side // columns
-    return (row[:, None] * side + column).ravel()[window_order(rows, columns, merge)].astype(np.int32)
+    ids = torch.from_numpy((row[:, None] * side + column).astype(np.int32))
+    return in_squares(ids[None, ..., None], 1, merge).numpy().ravel()
 
 
 _MERGER_NAMES = {"pre_norm": "norm", "linear_1": "mlp.fc1", "linear_2": "mlp.fc2"}
