@@ -110,7 +110,7 @@ class MiniCPMVEncoder(nn.Module):
         grids = self._grids(items)
         lengths = [rows * columns for rows, columns in grids]
         cu_slices = cumulative(lengths)
-        total = int(cu_slices[-1])
+        total = float(cu_slices[-1])
         group_ends = cumulative(np.concatenate([item.arrays["group_sizes"] for item in items]))
         arrays = {
             "position_ids": np.concatenate([self._position_ids(*grid) for grid in grids]),

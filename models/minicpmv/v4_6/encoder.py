@@ -131,7 +131,7 @@ class MiniCPMV46Encoder(nn.Module):
             "cu_slices": cu_slices,
         }
         pixels = patch_rows(items, self.config.vision.patch_size, merge, self.byte_values.device)
-        fills = {"cu_slices": int(cu_slices[-1])}
+        fills = {"cu_slices": float(cu_slices[-1])}
         return Plan(arrays=arrays, required=self.required(items), tensors={"pixels": pixels}, fills=fills)
 
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
@@ -139,6 +139,8 @@ class MiniCPMV46Encoder(nn.Module):
         slices = limit["sequences"] + limit["fine_sequences"]
         side = self.config.images.slicing.scale_resolution // self.config.vision.patch_size
         patches = min(limit["patches"], SLICES[-1] * side * (side + merge_of(item)))  # of the mode's largest bucket
+        if item.num_patches <= patches and item.num_sequences <= slices:
+            return [item]
         lengths = np.array([rows * columns for rows, columns in self._grids([item])])
         parts = cut(np.stack((lengths, np.ones_like(lengths)), axis=1), (patches, slices))
         return [item] if len(parts) == 1 else [_part(item, lengths, first, end) for first, end in parts]
