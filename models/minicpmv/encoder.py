@@ -158,16 +158,9 @@ class MiniCPMVEncoder(nn.Module):
         """Groups first .. last of an item."""
         sizes = item.arrays["group_sizes"]
         begin, end = int(sizes[:first].sum()), int(sizes[:last].sum())
-        part = part_of(item, begin, end)
+        part = part_of(item, begin, end, self.config.vision.patch_size)
         groups = {"group_sizes": sizes[first:last], "temporal_ids": item.arrays["temporal_ids"][begin:end]}
-        return replace(
-            part,
-            arrays={**part.arrays, **groups},
-            num_patches=sum(rows * columns for rows, columns in self._grids([part])),
-            num_sequences=end - begin,
-            num_embeds=(last - first) * self.config.num_queries,
-            digest=hashlib.sha256(item.digest + repr((first, last)).encode()).digest(),
-        )
+        return replace(part, arrays={**part.arrays, **groups}, num_embeds=(last - first) * self.config.num_queries)
 
 
 def byte_values(mean: float, std: float) -> Tensor:
@@ -186,11 +179,16 @@ def slice_grids(items: Iterable[MediaItem], patch_size: int) -> list[tuple[int, 
     return [(height // patch_size, width // patch_size) for height, width in sizes]
 
 
-def part_of(item: MediaItem, first: int, end: int) -> MediaItem:
-    """The item with its slices first .. end alone, its counts not yet changed."""
-    if "cuts" in item.arrays:
-        return replace(item, arrays={**item.arrays, "cuts": item.arrays["cuts"][first:end]})
-    return replace(item, frames=item.frames[first:end])
+def part_of(item: MediaItem, first: int, end: int, patch_size: int) -> MediaItem:
+    """The item with its slices first .. end alone; num_embeds is still the whole item's."""
+    frames, arrays = item.frames, item.arrays
+    if "cuts" in arrays:
+        arrays = {**arrays, "cuts": arrays["cuts"][first:end]}
+    else:
+        frames = frames[first:end]
+    digest = hashlib.sha256(item.digest + repr((first, end)).encode()).digest()
+    part = replace(item, frames=frames, arrays=arrays, num_sequences=end - first, digest=digest)
+    return replace(part, num_patches=sum(rows * columns for rows, columns in slice_grids([part], patch_size)))
 
 
 def in_squares(slices: Tensor, size: int, merge: int) -> Tensor:

@@ -6,7 +6,6 @@ views: attention inside a slice does not depend on the order of its patches.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -136,14 +135,15 @@ class MiniCPMV46Encoder(nn.Module):
 
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
         """Parts made of whole slices, each as large as `limit` allows, whatever its mode is."""
-        slices = limit["sequences"] + limit["fine_sequences"]
+        slices, merge = limit["sequences"] + limit["fine_sequences"], merge_of(item)
         side = self.config.images.slicing.scale_resolution // self.config.vision.patch_size
-        patches = min(limit["patches"], SLICES[-1] * side * (side + merge_of(item)))  # of the mode's largest bucket
-        if item.num_patches <= patches and item.num_sequences <= slices:
+        patches = min(limit["patches"], SLICES[-1] * side * (side + merge))  # of the mode's largest bucket
+        if item.num_sequences == 1 or (item.num_patches <= patches and item.num_sequences <= slices):
             return [item]
         lengths = np.array([rows * columns for rows, columns in self._grids([item])])
-        parts = cut(np.stack((lengths, np.ones_like(lengths)), axis=1), (patches, slices))
-        return [item] if len(parts) == 1 else [_part(item, lengths, first, end) for first, end in parts]
+        places = cut(np.stack((lengths, np.ones_like(lengths)), axis=1), (patches, slices))
+        parts = [part_of(item, first, end, self.config.vision.patch_size) for first, end in places]
+        return [replace(part, num_embeds=part.num_patches // merge**2) for part in parts]
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         cu_slices, longest, tower = buffers["cu_slices"], bucket["max_seqlen"], self.tower
@@ -161,18 +161,6 @@ class MiniCPMV46Encoder(nn.Module):
 
     def _grids(self, items: Iterable[MediaItem]) -> list[tuple[int, int]]:
         return slice_grids(items, self.config.vision.patch_size)
-
-
-def _part(item: MediaItem, lengths: np.ndarray, first: int, end: int) -> MediaItem:
-    """Slices first .. end of an item, whose slices have so many patches."""
-    patches = int(lengths[first:end].sum())
-    return replace(
-        part_of(item, first, end),
-        num_patches=patches,
-        num_sequences=end - first,
-        num_embeds=patches // merge_of(item) ** 2,
-        digest=hashlib.sha256(item.digest + repr((first, end)).encode()).digest(),
-    )
 
 
 def merge_of(item: MediaItem) -> int:

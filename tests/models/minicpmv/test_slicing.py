@@ -66,7 +66,7 @@ def test_the_encoders_device_cuts_the_same_patches(width: int, height: int, merg
     items = [MediaItem("image", cut.slices, cut.arrays, 0, 0, 0, b"") for cut in cuts]
     assert items[1].frames[0].shape == pixels.shape and slice_grids(items[:1], 14) == slice_grids(items[1:], 14)
     for first in range(len(items[0].frames)):
-        parts = (patch_rows([part_of(item, first, first + 2)], 14, merge, torch.device("cpu")) for item in items)
+        parts = (patch_rows([part_of(item, first, first + 2, 14)], 14, merge, torch.device("cpu")) for item in items)
         assert torch.equal(*map(torch.cat, parts))
 
 
