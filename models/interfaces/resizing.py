@@ -6,7 +6,7 @@ the pass that leaves less work, which changes pixels. Very tall pictures are an 
 first, as in Pillow from 12.2 on. Bands of rows, then of columns, are resized in parallel.
 
 Pillow's weights are integers, so a GPU computes the same bytes, and faster (models/layers/resample.py): for that,
-`resized_or_left` leaves pictures as they are, unless they are much larger than their new size.
+pictures are left as they are, unless they are much larger than their new sizes (`is_left`).
 """
 
 from __future__ import annotations
@@ -52,18 +52,21 @@ def use_threads(count: int) -> None:
 
 
 def leave_to_device(enabled: bool) -> None:
-    """Sets whether `resized_or_left` may leave pictures to the encoder's device."""
+    """Sets whether pictures may be left to the encoder's device."""
     global _on_device
     _on_device = enabled
 
 
 def resized_or_left(picture: Image.Image, width: int, height: int) -> np.ndarray:
     """An RGB picture -> uint8 [height, width, 3], or in its own size if the device is to resize it."""
-    small = picture.width * picture.height <= _MAX_LEFT * width * height
-    small = small and max(*picture.size, width, height) <= _LONGEST_LEFT
-    if _on_device and small and picture.height <= _TALL * picture.width:
-        return np.asarray(picture.convert("RGB") if picture.mode != "RGB" else picture)
-    return resize(picture, width, height)
+    return resize(picture, *(picture.size if is_left(picture, (width, height)) else (width, height)))
+
+
+def is_left(picture: Image.Image, *sizes: tuple[int, int]) -> bool:
+    """Whether the device is to make the pictures of these widths and heights of it."""
+    small = picture.width * picture.height <= _MAX_LEFT * sum(width * height for width, height in sizes)
+    small = small and max(*picture.size, *map(max, sizes)) <= _LONGEST_LEFT
+    return _on_device and small and picture.height <= _TALL * picture.width
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,8 @@ def resize(picture: Image.Image, width: int, height: int) -> np.ndarray:
     """An RGB picture -> uint8 [height, width, 3]. A picture that has this size already is not changed."""
     if picture.mode != "RGB":
         picture = picture.convert("RGB")
+    if picture.size == (width, height):
+        return np.asarray(picture)
     picture.load()  # a file may only be open so far, and each of the threads below would load it
     if height < picture.height and picture.height > _TALL * picture.width:
         picture = _resampled(picture, picture.width, height)

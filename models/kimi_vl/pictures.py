@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
 from models.checkpoints.published import preprocessor_fields
 from models.interfaces.errors import CheckpointError, InputError
-from models.interfaces.resizing import resize
 from models.kimi_vl.config import VisionConfig
 
 _MAX_SIDE = 512
@@ -64,17 +60,8 @@ def _of_channels(values: Mapping[str, Any], name: str, where: str) -> tuple[floa
     return red, green, blue
 
 
-def fit(picture: Image.Image, patch: int, limit: int, field: str) -> np.ndarray:
-    """Shrinks (never enlarges) to at most `limit` whole patches of `patch` x `patch` pixels, then pads with black,
-    right and bottom, to blocks of 2 x 2 patches.
-
-    The padding can lift the patches over the limit again. Returns uint8 [height, width, 3]. InputError names `field`.
-    """
-    return padded(resize(picture, *checked_size(picture.size, patch, limit, field)), patch)
-
-
 def checked_size(size: tuple[int, int], patch: int, limit: int, field: str) -> tuple[int, int]:
-    """Width and height of a picture that was shrunk to the limit. InputError names `field`."""
+    """Width and height of a picture that was shrunk (never enlarged) to the limit. InputError names `field`."""
     (width, height), padded_size = fitted_size(size, patch, limit)
     if max(padded_size) // patch >= _MAX_SIDE:
         most = (_MAX_SIDE - 2) * patch
@@ -82,14 +69,9 @@ def checked_size(size: tuple[int, int], patch: int, limit: int, field: str) -> t
     return width, height
 
 
-def padded(frame: np.ndarray, patch: int) -> np.ndarray:
-    """uint8 [height, width, 3], padded with black, right and bottom, to blocks of 2 x 2 patches."""
-    below, beside = (-side % (2 * patch) for side in frame.shape[:2])
-    return np.pad(frame, ((0, below), (0, beside), (0, 0)))
-
-
 def fitted_size(size: tuple[int, int], patch: int, limit: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Width and height of a picture that was shrunk to the limit, and height and width after padding, in pixels."""
+    """Width and height of a picture that was shrunk to at most `limit` whole patches of `patch` x `patch` pixels, and
+    height and width once it is padded to blocks of 2 x 2 patches, which can lift them over the limit again."""
     width, height = size
     patches = (width // patch) * (height // patch)
     if patches > limit:

@@ -26,9 +26,9 @@ from models.interfaces.media import (
     VideoMetadata,
     media_digest,
 )
-from models.interfaces.resizing import FrameResizer
+from models.interfaces.resizing import FrameResizer, resized_or_left
 from models.kimi_vl.config import KimiVLConfig, load_config
-from models.kimi_vl.pictures import ImageSettings, checked_size, fit, fitted_size, load_image_settings, padded
+from models.kimi_vl.pictures import ImageSettings, checked_size, fitted_size, load_image_settings
 from models.kimi_vl.tokenizer import KimiTokenizer, load_tokenizer
 from models.text.chat_template import ChatTemplate, load_chat_template, template_turn
 from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated
@@ -94,9 +94,9 @@ class KimiVLProcessor(TextProcessor):
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """detail "low" allows a quarter of the patches."""
         limit = self._frame_limit if detail == "low" else self.images.in_token_limit
-        frame = fit(picture, self.images.patch_size, limit, "image_url")
-        # The limit determines how much of a frame is padding.
-        return self._item("image", [frame], None if source is None else source + b"%d" % limit)
+        width, height = checked_size(picture.size, self.images.patch_size, limit, "image_url")
+        frame = resized_or_left(picture, width, height)
+        return self._item("image", [frame], (height, width), None if source is None else source + b"%d" % limit)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         """The middles of equal stretches, one for each 1 / fps seconds (default: one per second), at most max_frames,
@@ -116,8 +116,8 @@ class KimiVLProcessor(TextProcessor):
         return FrameResizer(height, width)
 
     def video(self, video: VideoFrames) -> MediaItem:
-        frames, _ = video.resized(self.frame_resizer)
-        item = self._item("video", [padded(frame, self.images.patch_size) for frame in frames])
+        frames, to = video.resized(self.frame_resizer)
+        item = self._item("video", frames, (to.height, to.width))
         if item.num_embeds > self.context_length:
             raise InputError(
                 "video_url",
@@ -152,18 +152,23 @@ class KimiVLProcessor(TextProcessor):
             parts += (self._between_frames, runs[count])
         return join(parts)
 
-    def _item(self, kind: MediaKind, frames: list[np.ndarray], source: bytes | None = None) -> MediaItem:
-        size = self.images.patch_size
-        grids = np.array([(frame.shape[0] // size, frame.shape[1] // size) for frame in frames], dtype=np.int32)
+    def _item(
+        self, kind: MediaKind, frames: Sequence[np.ndarray], size: tuple[int, int], source: bytes | None = None
+    ) -> MediaItem:
+        """size: height and width of the resized frames, which the encoder pads with black, right and bottom, to blocks
+        of 2 x 2 patches."""
+        sizes = np.array([size] * len(frames), dtype=np.int32)
+        grids = -(-sizes // (2 * self.images.patch_size)) * 2
+        arrays = {"grids": grids, "sizes": sizes}
         patches = int(grids.prod(axis=1).sum())
         return MediaItem(
             kind=kind,
             frames=tuple(frames),
-            arrays={"grids": grids},
+            arrays=arrays,
             num_patches=patches,
             num_sequences=len(frames),
             num_embeds=patches // self.config.vision.merged_patches,
-            digest=media_digest(kind, frames, {"grids": grids}, repr(self.images).encode(), source),
+            digest=media_digest(kind, frames, arrays, repr(self.images).encode(), source),
         )
 
 

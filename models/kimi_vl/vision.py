@@ -7,7 +7,7 @@ data, so pictures of any sizes share a call.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import cast
 
@@ -26,6 +26,7 @@ from models.layers.mla import half_split_rows
 from models.layers.mlp import MLP
 from models.layers.one_segment import dense_buckets
 from models.layers.packed import byte_lookup, layer_norm, widen_inputs
+from models.layers.resample import resized
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
 from models.layers.upload import upload_frames
@@ -111,7 +112,6 @@ class KimiVisionEncoder(nn.Module):
 
     def plan(self, items: Sequence[MediaItem]) -> Plan:
         grids = _grids(items)
-        frames = [frame for item in items for frame in item.frames]
         lengths = [rows * columns for rows, columns in grids]
         cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
         total = int(cu_seqlens[-1])
@@ -124,7 +124,7 @@ class KimiVisionEncoder(nn.Module):
                 ),
             },
             tensors={
-                "pixels": [self._patches(frame, grid) for frame, grid in zip(frames, grids, strict=True)],
+                "pixels": [pixels for item in items for pixels in self._pixels(item)],
                 "positions": [self._positions(grid) for grid in grids],
             },
             fills={"cu_seqlens": total},
@@ -153,7 +153,7 @@ class KimiVisionEncoder(nn.Module):
         return MediaItem(
             kind=item.kind,
             frames=tuple(item.frames[index] for index in indices),
-            arrays={"grids": grids},
+            arrays={name: array[indices] for name, array in item.arrays.items()},
             num_patches=patches,
             num_sequences=len(indices),
             num_embeds=patches // self.config.merged_patches,
@@ -180,11 +180,14 @@ class KimiVisionEncoder(nn.Module):
             for values in (block.qkv.weight, block.qkv.bias):
                 half_split_rows(values[: 2 * hidden_size], head_dim, head_dim)
 
-    def _patches(self, frame: np.ndarray, grid: tuple[int, int]) -> Tensor:
-        """uint8 rows of a picture in raster order, a permuted view of its upload: [rows, columns, 3, y, x]."""
-        (rows, columns), size = grid, self.config.patch_size
-        picture = upload_frames((frame,), self.byte_values.device)
-        return picture.view(rows, size, columns, size, 3).permute(0, 2, 4, 1, 3).reshape(rows * columns, -1)
+    def _pixels(self, item: MediaItem) -> Iterator[Tensor]:
+        """Of each picture the patches uint8 [rows * columns, values] in raster order, a patch as (channel, y, x)."""
+        size = self.config.patch_size
+        sizes = item.arrays.get("sizes", item.arrays["grids"] * size).tolist()
+        for frame, (rows, columns), (high, wide) in zip(item.frames, _grids([item]), sizes, strict=True):
+            picture = resized(upload_frames((frame,), self.byte_values.device), high, wide)
+            whole = F.pad(picture, (0, 0, 0, columns * size - wide, 0, rows * size - high))
+            yield whole.view(rows, size, columns, size, 3).permute(0, 2, 4, 1, 3).reshape(rows * columns, -1)
 
     def _positions(self, grid: tuple[int, int]) -> Tensor:
         """The learned table, bicubically resized to the grid (no antialias): [rows * columns, hidden_size], cached."""
@@ -193,8 +196,8 @@ class KimiVisionEncoder(nn.Module):
             table: Tensor = self.position_table
             if tuple(table.shape[:2]) != grid:
                 channels_first = table.permute(2, 0, 1)[None].float()
-                resized = F.interpolate(channels_first, size=grid, mode="bicubic", align_corners=False)
-                table = resized[0].permute(1, 2, 0).to(table.dtype)
+                scaled = F.interpolate(channels_first, size=grid, mode="bicubic", align_corners=False)
+                table = scaled[0].permute(1, 2, 0).to(table.dtype)
             found = self._interpolated[grid] = table.reshape(-1, table.shape[-1])
             if len(self._interpolated) > _CACHED_GRIDS:
                 self._interpolated.popitem(last=False)

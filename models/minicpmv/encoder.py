@@ -7,10 +7,10 @@ videos and fused videos differ only in the contents of two cu_seqlens vectors.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 import torch
@@ -19,9 +19,12 @@ from torch import Tensor, nn
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
 from models.layers.packed import byte_lookup
+from models.layers.resample import resized
+from models.layers.upload import upload_frames
 from models.minicpmv.config import MiniCPMVConfig
 from models.minicpmv.positions import buckets, position_ids
 from models.minicpmv.resampler import Resampler
+from models.minicpmv.slicing import slice_sizes
 from models.minicpmv.tower import Tower
 from models.minicpmv.video import MAX_PACK
 
@@ -107,12 +110,9 @@ class MiniCPMVEncoder(nn.Module):
         grids = self._grids(items)
         lengths = [rows * columns for rows, columns in grids]
         cu_slices = cumulative(lengths)
-        total = int(cu_slices[-1])
+        total = float(cu_slices[-1])
         group_ends = cumulative(np.concatenate([item.arrays["group_sizes"] for item in items]))
         arrays = {
-            "pixels": np.concatenate(
-                [patch_rows(frame, self.config.vision.patch_size) for item in items for frame in item.frames]
-            ),
             "position_ids": np.concatenate([self._position_ids(*grid) for grid in grids]),
             "coordinates": np.concatenate([_coordinates(*grid) for grid in grids]),
             "cu_slices": cu_slices,
@@ -121,7 +121,9 @@ class MiniCPMVEncoder(nn.Module):
         if self.config.fuses_frames:
             arrays["temporal_ids"] = np.concatenate([item.arrays["temporal_ids"] for item in items])
             arrays["slice_ids"] = np.repeat(np.arange(len(grids), dtype=np.int32), lengths)
-        return Plan(arrays=arrays, required=self.required(items), fills={"cu_slices": total, "cu_groups": total})
+        fills = {"cu_slices": total, "cu_groups": total}
+        pixels = patch_rows(items, self.config.vision.patch_size, 1, self.byte_values.device)
+        return Plan(arrays=arrays, required=self.required(items), tensors={"pixels": pixels}, fills=fills)
 
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
         """Parts made of whole groups, each as large as `limit` allows."""
@@ -155,21 +157,10 @@ class MiniCPMVEncoder(nn.Module):
     def _part(self, item: MediaItem, first: int, last: int) -> MediaItem:
         """Groups first .. last of an item."""
         sizes = item.arrays["group_sizes"]
-        slices = slice(int(sizes[:first].sum()), int(sizes[:last].sum()))
-        frames = item.frames[slices]
-        return replace(
-            item,
-            frames=frames,
-            arrays={
-                "group_sizes": sizes[first:last],
-                "temporal_ids": item.arrays["temporal_ids"][slices],
-                "grid": item.arrays["grid"],
-            },
-            num_patches=sum(frame.shape[0] * frame.shape[1] for frame in frames) // self.config.vision.patch_size**2,
-            num_sequences=len(frames),
-            num_embeds=(last - first) * self.config.num_queries,
-            digest=hashlib.sha256(item.digest + repr((first, last)).encode()).digest(),
-        )
+        begin, end = int(sizes[:first].sum()), int(sizes[:last].sum())
+        part = part_of(item, begin, end, self.config.vision.patch_size)
+        groups = {"group_sizes": sizes[first:last], "temporal_ids": item.arrays["temporal_ids"][begin:end]}
+        return replace(part, arrays={**part.arrays, **groups}, num_embeds=(last - first) * self.config.num_queries)
 
 
 def byte_values(mean: float, std: float) -> Tensor:
@@ -184,13 +175,47 @@ def cumulative(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 
 def slice_grids(items: Iterable[MediaItem], patch_size: int) -> list[tuple[int, int]]:
     """(rows, columns) in patches of every slice."""
-    return [(frame.shape[0] // patch_size, frame.shape[1] // patch_size) for item in items for frame in item.frames]
+    sizes = [size for item in items for size in slice_sizes(item.frames, item.arrays)]
+    return [(height // patch_size, width // patch_size) for height, width in sizes]
 
 
-def patch_rows(frame: np.ndarray, size: int) -> np.ndarray:
-    """uint8 [height, width, 3] -> [patches, values]; a row of a patch stays one run of bytes."""
-    rows, columns = frame.shape[0] // size, frame.shape[1] // size
-    return frame.reshape(rows, size, columns, size * 3).swapaxes(1, 2).reshape(rows * columns, -1)
+def part_of(item: MediaItem, first: int, end: int, patch_size: int) -> MediaItem:
+    """The item with its slices first .. end alone; num_embeds is still the whole item's."""
+    frames, arrays = item.frames, item.arrays
+    if "cuts" in arrays:
+        arrays = {**arrays, "cuts": arrays["cuts"][first:end]}
+    else:
+        frames = frames[first:end]
+    digest = hashlib.sha256(item.digest + repr((first, end)).encode()).digest()
+    part = replace(item, frames=frames, arrays=arrays, num_sequences=end - first, digest=digest)
+    return replace(part, num_patches=sum(rows * columns for rows, columns in slice_grids([part], patch_size)))
+
+
+def in_squares(slices: Tensor, size: int, merge: int) -> Tensor:
+    """[n, height, width, channels] -> [patches, values], a row of a patch one run. Patches come row by row; if merge is
+    2 or 4, by squares of so many a side, row by row, and in these by squares of half their side."""
+    (count, height, width, channels), halvings = slices.shape, merge.bit_length() - 1
+    rows, columns = (side // (size * merge) for side in (height, width))
+    cut = slices.view(count, rows, *[2] * halvings, size, columns, *[2] * halvings, size * channels)
+    halves = [axis for place in range(2, 2 + halvings) for axis in (place, place + 2 + halvings)]
+    return cut.permute(0, 1, 3 + halvings, *halves, 2 + halvings, -1).reshape(-1, size * size * channels)
+
+
+def patch_rows(items: Iterable[MediaItem], size: int, merge: int, device: torch.device) -> list[Tensor]:
+    """Patches uint8 [patches, values] of runs of slices, on `device` and as of `in_squares`."""
+    return [in_squares(run, size, merge) for item in items for run in _slices_of(item, device)]
+
+
+def _slices_of(item: MediaItem, device: torch.device) -> Iterator[Tensor]:
+    """uint8 [n, height, width, 3]: slices of one size that follow each other."""
+    if "cuts" not in item.arrays:
+        for _, frames in groupby(item.frames, lambda frame: frame.shape):
+            yield upload_frames(tuple(frames), device)
+        return
+    whole = upload_frames(item.frames, device)
+    for (*size, _, _), cuts in groupby(item.arrays["cuts"].tolist(), lambda cut: (*cut[:2], *cut[4:])):
+        (picture,) = resized(whole, *size)
+        yield torch.stack([picture[top : top + high, left : left + wide] for _, _, top, left, high, wide in cuts])
 
 
 def cut(sizes: np.ndarray, limits: Sequence[int]) -> list[tuple[int, int]]:

@@ -25,7 +25,7 @@ from models.interfaces.media import (
 from models.interfaces.resizing import FrameResizer
 from models.minicpmv.chat import PLACEHOLDER, REASONING_MARKERS, PictureTokens, turns
 from models.minicpmv.config import MiniCPMVConfig, Version, load_config
-from models.minicpmv.slicing import slice_picture
+from models.minicpmv.slicing import SlicedPicture, slice_picture, slice_sizes
 from models.minicpmv.video import (
     MAX_GROUPS,
     UNFUSED_MAX_FRAMES,
@@ -89,9 +89,10 @@ class MiniCPMVProcessor(TextProcessor):
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """With detail "low" only the overview is used."""
-        sliced = slice_picture(picture, self._overview_rule if detail == "low" else self._picture_rule)
-        count = len(sliced.slices)
-        return self._item("image", sliced.slices, sliced.grid, [1] * count, [NO_TIME] * count, source)
+        rule = self._overview_rule if detail == "low" else self._picture_rule
+        sliced = slice_picture(picture, rule, may_leave=True)
+        count = len(slice_sizes(sliced.slices, sliced.arrays))
+        return self._item("image", sliced, [1] * count, [NO_TIME] * count, source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         sample = sample_fused if self.config.fuses_frames else sample_unfused
@@ -117,7 +118,7 @@ class MiniCPMVProcessor(TextProcessor):
     def video_item(self, frames: Sequence[np.ndarray], groups: Sequence[Sequence[int]]) -> MediaItem:
         """Resized frames with the temporal ids of each group."""
         times = [time for ids in groups for time in ids]
-        item = self._item("video", frames, None, [len(ids) for ids in groups], times)
+        item = self._item("video", SlicedPicture(tuple(frames), None), [len(ids) for ids in groups], times)
         if item.num_embeds > self._max_video_embeds:
             raise InputError(
                 "video_url",
@@ -171,8 +172,7 @@ class MiniCPMVProcessor(TextProcessor):
     def _item(
         self,
         kind: MediaKind,
-        slices: Sequence[np.ndarray],
-        grid: tuple[int, int] | None,
+        sliced: SlicedPicture,
         group_sizes: Sequence[int],
         times: Sequence[int],
         source: bytes | None = None,
@@ -180,17 +180,18 @@ class MiniCPMVProcessor(TextProcessor):
         arrays = {
             "group_sizes": np.array(group_sizes, dtype=np.int32),
             "temporal_ids": np.array(times, dtype=np.int32),
-            "grid": np.array(grid or (0, 0), dtype=np.int32),
+            "grid": np.array(sliced.grid or (0, 0), dtype=np.int32),
+            **sliced.arrays,
         }
-        patch_area = self.config.vision.patch_size**2
+        sizes = slice_sizes(sliced.slices, arrays)
         return MediaItem(
             kind=kind,
-            frames=tuple(slices),
+            frames=sliced.slices,
             arrays=arrays,
-            num_patches=sum(s.shape[0] * s.shape[1] for s in slices) // patch_area,
-            num_sequences=len(slices),
+            num_patches=sum(high * wide for high, wide in sizes) // self.config.vision.patch_size**2,
+            num_sequences=len(sizes),
             num_embeds=len(group_sizes) * self.config.num_queries,
-            digest=media_digest(kind, slices, arrays, self._settings, source),
+            digest=media_digest(kind, sliced.slices, arrays, self._settings, source),
         )
 
 

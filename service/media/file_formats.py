@@ -83,11 +83,6 @@ FORMATS: tuple[Format, ...] = (
 )
 _HEADS = [(one, re.compile(one.head, re.DOTALL | (re.IGNORECASE if b"<" in one.head else 0))) for one in FORMATS]
 
-NOT_READABLE = {
-    "image": "not readable as an image",
-    "video": "not readable as a video",
-    "audio": "not readable as audio",
-}
 NOUNS = {"image": "picture", "video": "video", "audio": "sound"}
 ARTICLES: dict[Kind, str] = {"image": "an ", "video": "a ", "audio": ""}
 CONVERT = {

@@ -10,7 +10,6 @@ import gc
 import logging
 import os
 import resource
-import shlex
 import signal
 import sys
 import threading
@@ -87,8 +86,6 @@ def possible_connections(wanted: int) -> int:
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 """Holds `models` and `service`: the checkout, or where the package is installed."""
-PYTHON = shlex.quote(sys.executable)
-"""This interpreter, quoted for a shell, for advice in messages. Processes are started with `python_command`."""
 LAUNCHER = PACKAGE_ROOT / "service" / "launch.py"
 
 

@@ -6,7 +6,6 @@ views: attention inside a slice does not depend on the order of its patches.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -22,7 +21,7 @@ from models.interfaces.rule import Rule, qkv_rules, renamed
 from models.layers.mlp import MLP, Activation
 from models.layers.packed import WINDOW, byte_lookup, layer_norm, window_attention
 from models.layers.tower import TowerBlock, run_tower
-from models.minicpmv.encoder import SLICES, byte_values, cumulative, cut, patch_rows, slice_grids
+from models.minicpmv.encoder import SLICES, byte_values, cumulative, cut, in_squares, part_of, patch_rows, slice_grids
 from models.minicpmv.tower import Tower, tower_rules
 from models.minicpmv.v4_6.config import MiniCPMV46Config
 
@@ -127,19 +126,24 @@ class MiniCPMV46Encoder(nn.Module):
         grids, side, merge = self._grids(items), self.config.vision.table_side, merge_of(items[0])
         cu_slices = cumulative([rows * columns for rows, columns in grids])
         arrays = {
-            "pixels": np.concatenate([self._patches(frame, merge) for item in items for frame in item.frames]),
             "position_ids": np.concatenate([_position_ids(*grid, side, merge) for grid in grids]),
             "cu_slices": cu_slices,
         }
-        return Plan(arrays=arrays, required=self.required(items), fills={"cu_slices": int(cu_slices[-1])})
+        pixels = patch_rows(items, self.config.vision.patch_size, merge, self.byte_values.device)
+        fills = {"cu_slices": float(cu_slices[-1])}
+        return Plan(arrays=arrays, required=self.required(items), tensors={"pixels": pixels}, fills=fills)
 
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
         """Parts made of whole slices, each as large as `limit` allows, whatever its mode is."""
-        slices = limit["sequences"] + limit["fine_sequences"]
-        patches = min(limit["patches"], self._buckets(merge_of(item))[-1]["patches"])
+        slices, merge = limit["sequences"] + limit["fine_sequences"], merge_of(item)
+        side = self.config.images.slicing.scale_resolution // self.config.vision.patch_size
+        patches = min(limit["patches"], SLICES[-1] * side * (side + merge))  # of the mode's largest bucket
+        if item.num_sequences == 1 or (item.num_patches <= patches and item.num_sequences <= slices):
+            return [item]
         lengths = np.array([rows * columns for rows, columns in self._grids([item])])
-        parts = cut(np.stack((lengths, np.ones_like(lengths)), axis=1), (patches, slices))
-        return [item] if len(parts) == 1 else [_part(item, lengths, first, end) for first, end in parts]
+        places = cut(np.stack((lengths, np.ones_like(lengths)), axis=1), (patches, slices))
+        parts = [part_of(item, first, end, self.config.vision.patch_size) for first, end in places]
+        return [replace(part, num_embeds=part.num_patches // merge**2) for part in parts]
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         cu_slices, longest, tower = buffers["cu_slices"], bucket["max_seqlen"], self.tower
@@ -158,24 +162,6 @@ class MiniCPMV46Encoder(nn.Module):
     def _grids(self, items: Iterable[MediaItem]) -> list[tuple[int, int]]:
         return slice_grids(items, self.config.vision.patch_size)
 
-    def _patches(self, frame: np.ndarray, merge: int) -> np.ndarray:
-        """uint8 [height, width, 3] -> [patches, values] in the order of `window_order`."""
-        size = self.config.vision.patch_size
-        return patch_rows(frame, size)[window_order(frame.shape[0] // size, frame.shape[1] // size, merge)]
-
-
-def _part(item: MediaItem, lengths: np.ndarray, first: int, end: int) -> MediaItem:
-    """Slices first .. end of an item, whose slices have so many patches."""
-    patches = int(lengths[first:end].sum())
-    return replace(
-        item,
-        frames=item.frames[first:end],
-        num_patches=patches,
-        num_sequences=end - first,
-        num_embeds=patches // merge_of(item) ** 2,
-        digest=hashlib.sha256(item.digest + repr((first, end)).encode()).digest(),
-    )
-
 
 def merge_of(item: MediaItem) -> int:
     """Patches per side of a token: 4 in 16x mode, 2 in 4x mode."""
@@ -187,20 +173,11 @@ def _slices(count: int, merge: int) -> Bucket:
 
 
 @lru_cache(maxsize=1024)
-def window_order(rows: int, columns: int, merge: int) -> np.ndarray:
-    """int64 [rows * columns]: patches, numbered row by row, so that those of a window, and the windows of a token, are
-    neighbours. merge: 4 or 2."""
-    numbers = np.arange(rows * columns)
-    if merge == 2:
-        return numbers.reshape(rows // 2, 2, columns // 2, 2).transpose(0, 2, 1, 3).ravel()
-    return numbers.reshape(rows // 4, 2, 2, columns // 4, 2, 2).transpose(0, 3, 1, 4, 2, 5).ravel()
-
-
-@lru_cache(maxsize=1024)
 def _position_ids(rows: int, columns: int, side: int, merge: int) -> np.ndarray:
-    """int32 [rows * columns] into the learned table of side * side entries, in the order of `window_order`."""
+    """int32 [rows * columns] into the learned table of side * side entries, in the order of `in_squares`."""
     row, column = np.arange(rows) * side // rows, np.arange(columns) * side // columns
-    return (row[:, None] * side + column).ravel()[window_order(rows, columns, merge)].astype(np.int32)
+    ids = torch.from_numpy((row[:, None] * side + column).astype(np.int32))
+    return in_squares(ids[None, ..., None], 1, merge).numpy().ravel()
 
 
 _MERGER_NAMES = {"pre_norm": "norm", "linear_1": "mlp.fc1", "linear_2": "mlp.fc2"}

@@ -24,7 +24,7 @@ from models.interfaces.media import (
     media_digest,
 )
 from models.interfaces.resizing import FrameResizer
-from models.minicpmv.slicing import SliceRule, slice_picture
+from models.minicpmv.slicing import Cut, SlicedPicture, SliceRule, slice_picture, slice_sizes
 from models.minicpmv.v4_6.config import MODES, MiniCPMV46Config, load_config
 from models.minicpmv.v4_6.positions import Frame, canvas_positions
 from models.qwen_vl.v3.processor import split_reasoning
@@ -45,11 +45,11 @@ _REASONING = ("<think>", "</think>")
 @dataclass(frozen=True)
 class FrameSlicer(FrameResizer):
     """Cuts a frame: uint8 [h, w, 3] -> [1, pixels, 3], the pixels of all slices one after the other. height, width: of
-    the overview; refined: (height, width) of what the crops are cut from, (0, 0) without; grid: its (rows, columns)."""
+    the overview; grid: (columns, rows) of the crops, None without."""
 
     rule: SliceRule | None = None
-    refined: tuple[int, int] = (0, 0)
-    grid: tuple[int, int] = (0, 0)
+    cuts: tuple[Cut, ...] = ()
+    grid: tuple[int, int] | None = None
 
     def __call__(self, frame: np.ndarray) -> np.ndarray:
         assert self.rule is not None
@@ -58,7 +58,7 @@ class FrameSlicer(FrameResizer):
 
     @property
     def num_pixels(self) -> int:
-        return self.height * self.width + self.refined[0] * self.refined[1]
+        return sum(high * wide for *_, high, wide in self.cuts)
 
     @property
     def num_bytes(self) -> int:
@@ -66,12 +66,9 @@ class FrameSlicer(FrameResizer):
 
     def slices(self, cut: np.ndarray) -> list[np.ndarray]:
         """The slices of what a call returned."""
-        first, (rows, columns) = self.height * self.width, self.grid
-        overview = cut[0, :first].reshape(self.height, self.width, 3)
-        if not rows:
-            return [overview]
-        height, width = self.refined[0] // rows, self.refined[1] // columns
-        return [overview, *cut[0, first:].reshape(rows * columns, height, width, 3)]
+        ends = np.cumsum([high * wide for *_, high, wide in self.cuts])
+        parts = zip(self.cuts, np.split(cut[0], ends[:-1]), strict=True)
+        return [part.reshape(high, wide, 3) for (*_, high, wide), part in parts]
 
 
 class MiniCPMV46Processor(TextProcessor):
@@ -108,9 +105,8 @@ class MiniCPMV46Processor(TextProcessor):
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """With detail "low" only the overview is used."""
         rule = self.config.images.slicing
-        sliced = slice_picture(picture, replace(rule, max_slices=1) if detail == "low" else rule)
-        columns, rows = sliced.grid or (0, 0)
-        return self._item("image", sliced.slices, (rows, columns), source)
+        sliced = slice_picture(picture, replace(rule, max_slices=1) if detail == "low" else rule, may_leave=True)
+        return self._item("image", sliced, source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         rule = self.config.videos
@@ -131,16 +127,14 @@ class MiniCPMV46Processor(TextProcessor):
 
     def _slicer(self, metadata: VideoMetadata) -> FrameSlicer:
         rule, width, height = self.config.videos.slicing, metadata.width, metadata.height
-        columns, rows = grid = rule.grid(width, height) or (0, 0)
-        overview = rule.overview_size(width, height, enlarge=not columns)
-        refined = rule.refined_size(width, height, grid) if columns else (0, 0)
-        rule.check_side(max(*overview, *refined), width, height)
-        return FrameSlicer(overview[1], overview[0], False, rule, (refined[1], refined[0]), (rows, columns))
+        cuts = rule.cuts(width, height)
+        return FrameSlicer(*cuts[0][:2], False, rule, tuple(cuts), rule.grid(width, height))
 
     def video(self, video: VideoFrames) -> MediaItem:
         frames, slicer = video.resized(self.frame_resizer)
         assert isinstance(slicer, FrameSlicer)
-        return self._item("video", [one for frame in frames for one in slicer.slices(frame)], slicer.grid)
+        slices = tuple(one for frame in frames for one in slicer.slices(frame))
+        return self._item("video", SlicedPicture(slices, slicer.grid))
 
     def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
         if options.get("add_vision_id"):
@@ -177,7 +171,7 @@ class MiniCPMV46Processor(TextProcessor):
             one = self._frame_tokens(item.kind, frame)
             per_frame = 1 + frame.grid[0] * frame.grid[1]
             start = index + grown + sum(len(part.token_ids) for part in parts)
-            for position in range(len(item.frames) // per_frame):
+            for position in range(item.num_sequences // per_frame):
                 frames.append((start + position * len(one.token_ids), frame))
                 parts.append(one)
             media.append(join(parts))
@@ -194,8 +188,8 @@ class MiniCPMV46Processor(TextProcessor):
         """The layout that all frames of an item have."""
         rows, columns = item.arrays["grid"].tolist()
         size = self.config.vision.patch_size * self.config.merge
-        sides = [(shape[0] // size, shape[1] // size) for shape in (item.frames[0].shape, item.frames[-1].shape)]
-        return Frame(sides[0], (rows, columns), sides[1] if rows else (0, 0))
+        sides = [(high // size, wide // size) for high, wide in slice_sizes(item.frames, item.arrays)]
+        return Frame(sides[0], (rows, columns), sides[-1] if rows else (0, 0))
 
     def _number(self, kind: MediaKind, number: int) -> list[MediaTokens]:
         """Of a picture; 4.6 numbers videos, too."""
@@ -214,21 +208,19 @@ class MiniCPMV46Processor(TextProcessor):
             parts += [self._line_break] * bool(row) + crop * columns
         return join(parts)
 
-    def _item(
-        self, kind: MediaKind, slices: Sequence[np.ndarray], grid: tuple[int, int], source: bytes | None = None
-    ) -> MediaItem:
-        """grid: (rows, columns) of the crops of each picture or frame."""
-        arrays = {"grid": np.array(grid, dtype=np.int32)}
-        pixels = sum(one.shape[0] * one.shape[1] for one in slices)
-        patch = self.config.vision.patch_size
+    def _item(self, kind: MediaKind, sliced: SlicedPicture, source: bytes | None = None) -> MediaItem:
+        """sliced: a picture, or all frames, whose grid is that of each."""
+        arrays = {"grid": np.array((sliced.grid or (0, 0))[::-1], dtype=np.int32), **sliced.arrays}
+        sizes = slice_sizes(sliced.slices, arrays)
+        pixels, patch = sum(high * wide for high, wide in sizes), self.config.vision.patch_size
         return MediaItem(
             kind=kind,
-            frames=tuple(slices),
+            frames=sliced.slices,
             arrays=arrays,
             num_patches=pixels // patch**2,
-            num_sequences=len(slices),
+            num_sequences=len(sizes),
             num_embeds=pixels // (patch * self.config.merge) ** 2,
-            digest=media_digest(kind, slices, arrays, self._settings, source),
+            digest=media_digest(kind, sliced.slices, arrays, self._settings, source),
         )
 
 

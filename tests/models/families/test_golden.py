@@ -111,8 +111,8 @@ def test_positions_and_tower_of_minicpmv(family: Family) -> None:
         if f"prompt.{name}.tower_hidden" not in family.expected:
             continue
         buffers = {buffer: torch.from_numpy(array) for buffer, array in plan.arrays.items()}
-        width = encoder.tower.patch_embedding.in_features
-        patches = byte_lookup(buffers["pixels"], encoder.byte_values[None], width)
+        pixels, width = torch.cat(plan.tensors["pixels"]), encoder.tower.patch_embedding.in_features
+        patches = byte_lookup(pixels, encoder.byte_values[None], width)
         hidden = encoder.tower(patches, buffers["position_ids"], buffers["cu_slices"], plan.required["max_seqlen"])
         assert largest_difference(hidden, family.of(name, "tower_hidden")) <= family.embeds_tolerance
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from PIL import Image
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
-from models.kimi_vl.pictures import ImageSettings, fit
+from models.kimi_vl.pictures import ImageSettings
 from models.kimi_vl.processor import PUBLISHED_TEMPLATE, KimiVLProcessor, load_processor
 from models.text.chat_template import ChatTemplate
 from tests.models.families.family import FAMILIES
@@ -70,16 +71,16 @@ def clip(frames: int, fps: float = 10.0, width: int = 84, height: int = 56) -> V
 def test_grids_of_the_reference(size: tuple[int, int], small: tuple[int, int], large: tuple[int, int]) -> None:
     """Instruct and the first Thinking model allow 4096 patches, Thinking-2506 allows 16384."""
     for limit, (rows, columns) in ((4096, small), (16384, large)):
-        pixels = fit(blank(*size), PATCH, limit, "image_url")
-        assert pixels.shape == (PATCH * rows, PATCH * columns, 3)
+        assert grid(*size, limit) == (rows, columns)
 
 
 def grid(width: int, height: int, limit: int) -> tuple[int, int] | None:
+    limited = copy(processor())
+    limited.images = ImageSettings(PATCH, limit, (0.5,) * 3, (0.5,) * 3)
     try:
-        pixels = fit(blank(width, height), PATCH, limit, "image_url")
+        return tuple(*limited.image(blank(width, height)).arrays["grids"].tolist())
     except InputError:
         return None
-    return pixels.shape[0] // PATCH, pixels.shape[1] // PATCH
 
 
 side = st.one_of(st.integers(1, 60), st.integers(1, 1200), st.integers(1, 9000))
@@ -117,7 +118,8 @@ def test_the_limit_is_in_tokens_and_exact(
 
 
 def test_padding_is_black_and_right_and_below() -> None:
-    pixels = fit(blank(30, 20), PATCH, 4096, "image_url")
+    patches = FAMILIES["kimi_vl"].model.encoder.plan([processor().image(blank(30, 20))]).tensors["pixels"][0]
+    pixels = patches.view(2, 4, 3, PATCH, PATCH).permute(0, 3, 1, 4, 2).reshape(28, 56, 3)
     assert (pixels[:20, :30] == 255).all()
     assert not pixels[20:].any() and not pixels[:, 30:].any()
 
