@@ -21,10 +21,7 @@ _QWEN_TEXT = {
     "max_position_embeddings": 32768,
     "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
 }
-_QWEN_2_5_TEXT = {
-    "max_position_embeddings": 128000,
-    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-}
+_QWEN_2_5_TEXT = {"max_position_embeddings": 128000, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
 _QWEN_2_5_VISION = {
     "depth": 32,
     "hidden_size": 1280,

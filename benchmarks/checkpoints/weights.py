@@ -65,11 +65,7 @@ def _voxcpm2(directory: Path) -> Shapes:
     return published_shapes(network, network_rules(config))
 
 
-WRITERS: dict[str, Callable[[Path], Shapes]] = {
-    "qwen2_vl": _qwen2_vl,
-    "qwen2_5_vl": _qwen2_5_vl,
-    "voxcpm2": _voxcpm2,
-}
+WRITERS: dict[str, Callable[[Path], Shapes]] = {"qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "voxcpm2": _voxcpm2}
 
 
 def _random(shapes: Shapes, quantization: Mapping[str, Any] | None) -> dict[str, Tensor]:

@@ -20,12 +20,7 @@ from benchmarks.commands import BY_RESULT
 from benchmarks.measure.command_line import command_line
 from benchmarks.measure.record import table, version_of, write
 
-PACKAGES = {
-    "transformers": "transformers",
-    "voxcpm": "voxcpm",
-    "nano_vllm_voxcpm": "nano-vllm-voxcpm",
-    "vllm": "vllm",
-}
+PACKAGES = {"transformers": "transformers", "voxcpm": "voxcpm", "nano_vllm_voxcpm": "nano-vllm-voxcpm", "vllm": "vllm"}
 """Name of the adapter and of the package on the index."""
 
 

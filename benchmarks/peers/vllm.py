@@ -44,10 +44,7 @@ def measure(folder: Path, tiny: bool) -> list[dict[str, Any]]:
     def picture() -> dict[str, Any]:
         image = Image.fromarray(rng.integers(0, 256, (448, 448, 3), dtype=np.uint8))
         text = "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), TEXT_TOKENS))
-        return {
-            "prompt": f"<|vision_start|><|image_pad|><|vision_end|>{text}",
-            "multi_modal_data": {"image": image},
-        }
+        return {"prompt": f"<|vision_start|><|image_pad|><|vision_end|>{text}", "multi_modal_data": {"image": image}}
 
     def ids() -> dict[str, Any]:
         return {"prompt_token_ids": rng.integers(0, 200, 384).tolist()}

@@ -44,11 +44,7 @@ def measure(folder: Path, tiny: bool) -> list[dict[str, Any]]:
         async def speak(text: str, model: Any = model) -> AsyncGenerator[int]:
             patches = round(seconds / 0.16)
             chunks = model.generate_streaming(
-                target_text=text,
-                min_len=patches,
-                max_len=patches,
-                inference_timesteps=SOLVER_STEPS,
-                cfg_value=CFG,
+                target_text=text, min_len=patches, max_len=patches, inference_timesteps=SOLVER_STEPS, cfg_value=CFG
             )
             for chunk in chunks:
                 yield chunk.shape[-1]

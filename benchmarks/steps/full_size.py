@@ -23,10 +23,7 @@ from service.graphs.runner import GraphRunner
 
 
 def load(
-    directory: Path,
-    device: torch.device,
-    dtype: torch.dtype = torch.bfloat16,
-    quantization: Quantization = "none",
+    directory: Path, device: torch.device, dtype: torch.dtype = torch.bfloat16, quantization: Quantization = "none"
 ) -> Any:
     """ChatModel or SpeechModel of a directory, with random weights."""
     options = {} if quantization == "none" else {"quantization": quantization}

@@ -144,12 +144,7 @@ def _panel(panel: Panel, identity: int, x: int, y: int) -> dict[str, Any]:
         stacking = {"mode": "normal" if panel.stacked else "none", "group": "A"}
         drawn = {"mode": "line" if panel.thresholds else "off"}
         fill = 25 if panel.stacked else 8
-        defaults["custom"] = {
-            "fillOpacity": fill,
-            "lineWidth": 1,
-            "stacking": stacking,
-            "thresholdsStyle": drawn,
-        }
+        defaults["custom"] = {"fillOpacity": fill, "lineWidth": 1, "stacking": stacking, "thresholdsStyle": drawn}
         defaults["min"] = 0
     return {
         "id": identity,

@@ -208,11 +208,7 @@ CHAT = Dashboard(
                 Panel("Prompt positions", quantiles("request_input_tokens", "model", CHAT_MODEL), "short"),
                 Panel("Generated tokens", quantiles("request_output_tokens", "model", CHAT_MODEL), "short"),
                 Panel("Tokenize", quantiles("tokenize_duration_seconds", "model", CHAT_MODEL), "s"),
-                Panel(
-                    "Prefix cache hit ratio",
-                    ((f"{_HIT_TOKENS} / {_QUERY_TOKENS}", "{{model}}"),),
-                    "percentunit",
-                ),
+                Panel("Prefix cache hit ratio", ((f"{_HIT_TOKENS} / {_QUERY_TOKENS}", "{{model}}"),), "percentunit"),
                 Panel(
                     "Prompts from a recurrent state / s",
                     ((rate("state_snapshot_hits_total", "model", CHAT_MODEL), "{{model}}"),),
@@ -531,19 +527,10 @@ PROCESS = Dashboard(
             (
                 Panel(
                     "CPU",
-                    (
-                        (
-                            f"rate(process_cpu_seconds_total{SERVER}[$__rate_interval])",
-                            "{{instance}}",
-                        ),
-                    ),
+                    ((f"rate(process_cpu_seconds_total{SERVER}[$__rate_interval])", "{{instance}}"),),
                     "percentunit",
                 ),
-                Panel(
-                    "Resident memory",
-                    ((f"process_resident_memory_bytes{SERVER}", "{{instance}}"),),
-                    "bytes",
-                ),
+                Panel("Resident memory", ((f"process_resident_memory_bytes{SERVER}", "{{instance}}"),), "bytes"),
                 Panel(
                     "File descriptors",
                     (

@@ -25,14 +25,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from service.api.app import DOCUMENTS, ENDPOINTS, PROBES, SHARES
 from service.api.http.admission import Admission
-from service.api.http.errors import (
-    CLIENT_CLOSED,
-    ApiError,
-    ClientLeft,
-    ErrorBody,
-    bad_request,
-    install_error_handlers,
-)
+from service.api.http.errors import CLIENT_CLOSED, ApiError, ClientLeft, ErrorBody, bad_request, install_error_handlers
 from service.api.http.middleware import Guards, HostRule, KeyRing, RequestMiddleware, record_of
 from service.api.http.streaming import unless_disconnected
 from service.metrics.metrics import Metrics
@@ -139,12 +132,7 @@ class Front:
         app.add_middleware(
             RequestMiddleware,
             endpoints=ENDPOINTS,
-            admission=Admission(
-                self._max_in_flight,
-                settings.max_pending_bytes,
-                metrics,
-                SHARES,
-            ),
+            admission=Admission(self._max_in_flight, settings.max_pending_bytes, metrics, SHARES),
             metrics=metrics,
             max_body=settings.max_body,
             guards=Guards(hosts, settings.cors_origin, keys, open_paths),

@@ -27,14 +27,7 @@ from models.checkpoints.weight_files import PublishedTensor, listed, shard_paths
 from models.interfaces.errors import CheckpointError
 from models.interfaces.rule import Rule
 from models.layers.moe import Experts
-from models.layers.quantized import (
-    E4M3,
-    QuantizedLinear,
-    QuantizedRows,
-    QuantizedWeight,
-    Scheme,
-    keep_copies,
-)
+from models.layers.quantized import E4M3, QuantizedLinear, QuantizedRows, QuantizedWeight, Scheme, keep_copies
 
 log = logging.getLogger(__name__)
 

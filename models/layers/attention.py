@@ -181,10 +181,7 @@ def rotary_paged_decode_attention(
 def dense_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Bidirectional attention over equal, short sequences: q [N, L, Hq, D], k and v [N, L, Hkv, D] -> like q."""
     out = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        enable_gqa=k.shape[2] != q.shape[2],
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), enable_gqa=k.shape[2] != q.shape[2]
     )
     return out.transpose(1, 2)
 

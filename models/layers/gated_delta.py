@@ -218,13 +218,7 @@ def delta_step(
 
 @op(cuda="models.layers.kernels.gated_delta:delta_chunks")
 def delta_chunks(
-    qkv: Tensor,
-    gates: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    state: Tensor,
-    rows: StateRows,
-    cu_seqlens: Tensor,
+    qkv: Tensor, gates: Tensor, A_log: Tensor, dt_bias: Tensor, state: Tensor, rows: StateRows, cu_seqlens: Tensor
 ) -> Tensor:
     """All tokens of the sequences between the bounds cu_seqlens int32 [sequences + 1], in chunks of 64.
 

@@ -118,10 +118,7 @@ class Op(Generic[Params, Result]):
 
 
 def op(
-    *,
-    cuda: str,
-    cpu: Callable[..., Any] | None = None,
-    takes: Callable[..., bool] | None = None,
+    *, cuda: str, cpu: Callable[..., Any] | None = None, takes: Callable[..., bool] | None = None
 ) -> Callable[[Callable[Params, Result]], Op[Params, Result]]:
     """Decorates a reference. It must not read a tensor on the host, so that it can be captured.
 

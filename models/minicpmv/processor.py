@@ -26,14 +26,7 @@ from models.interfaces.resizing import FrameResizer
 from models.minicpmv.chat import PLACEHOLDER, REASONING_MARKERS, PictureTokens, turns
 from models.minicpmv.config import MiniCPMVConfig, Version, load_config
 from models.minicpmv.slicing import SlicedPicture, slice_picture, slice_sizes
-from models.minicpmv.video import (
-    MAX_GROUPS,
-    UNFUSED_MAX_FRAMES,
-    fused_pack,
-    sample_fused,
-    sample_unfused,
-    temporal_ids,
-)
+from models.minicpmv.video import MAX_GROUPS, UNFUSED_MAX_FRAMES, fused_pack, sample_fused, sample_unfused, temporal_ids
 from models.text.chat_template import ChatTemplate, unused_character
 from models.text.placeholders import MediaTokens, check_length, expand, tokenized_chat
 from models.text.processor import TextProcessor, load_text
@@ -52,12 +45,7 @@ _STOP_TOKENS = {
 
 def _recommended_sampling(version: Version) -> dict[str, float | int]:
     """The defaults of the published `chat`, used if the files name no sampling."""
-    return {
-        "temperature": 0.7,
-        "top_p": 0.8,
-        "top_k": 100,
-        "repetition_penalty": 1.03 if version == "4.5" else 1.05,
-    }
+    return {"temperature": 0.7, "top_p": 0.8, "top_k": 100, "repetition_penalty": 1.03 if version == "4.5" else 1.05}
 
 
 class MiniCPMVProcessor(TextProcessor):
@@ -68,11 +56,7 @@ class MiniCPMVProcessor(TextProcessor):
     """
 
     def __init__(
-        self,
-        config: MiniCPMVConfig,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
-        generation: Mapping[str, Any],
+        self, config: MiniCPMVConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
         recommended = _recommended_sampling(config.version)
         super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS[config.version], recommended)

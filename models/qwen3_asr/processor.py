@@ -77,10 +77,7 @@ class Qwen3ASRProcessor(TextProcessor):
     def prompt(
         self, item: MediaItem, *, context: str = "", language: str | None = None, continuation: str = ""
     ) -> Prompt:
-        messages = [
-            ChatMessage("system", (ContentPart(text=context),)),
-            ChatMessage("user", (ContentPart(item=0),)),
-        ]
+        messages = [ChatMessage("system", (ContentPart(text=context),)), ChatMessage("user", (ContentPart(item=0),))]
         forced = "" if language is None else f"language {language}{TEXT_TAG}"
         return self.expand_placeholders(self._chat(messages, [item.kind], forced, continuation), [item])
 

@@ -10,10 +10,7 @@ from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_ignored,
 from models.qwen_vl.config import VisionConfig, load_config
 from models.qwen_vl.vision import Qwen2VLEncoder
 
-ALIASES = (
-    ("model.visual.", "visual."),
-    ("model.language_model.", "model."),
-)
+ALIASES = (("model.visual.", "visual."), ("model.language_model.", "model."))
 """Names of parameters in transformers 5, which some tools save unchanged."""
 BLOCK_NAMES = {"norm1": "attention_norm", "norm2": "mlp_norm", "attn.qkv": "qkv", "attn.proj": "out"}
 """Modules of a tower's block: published, and ours."""

@@ -11,13 +11,7 @@ import numpy as np
 from PIL import Image
 
 from models.interfaces.errors import CheckpointError, InputError, PromptTooLong
-from models.interfaces.media import (
-    MediaItem,
-    Prompt,
-    TokenizedChat,
-    VideoFrames,
-    VideoMetadata,
-)
+from models.interfaces.media import MediaItem, Prompt, TokenizedChat, VideoFrames, VideoMetadata
 from models.interfaces.resizing import FrameResizer, resized_or_left
 from models.qwen_vl.config import Qwen2VLConfig, load_config
 from models.qwen_vl.items import grid_of, picture_size, vision_item
@@ -146,9 +140,4 @@ def processor_of(
     if video_limits is None:
         context_length = int(config.text["max_position_embeddings"])
         video_limits = official_video_limits(config.images.max_pixels, context_length, config.vision.factor)
-    return Qwen2VLProcessor(
-        config,
-        *load_text(directory),
-        video_limits,
-        tokens_per_second=tokens_per_second,
-    )
+    return Qwen2VLProcessor(config, *load_text(directory), video_limits, tokens_per_second=tokens_per_second)

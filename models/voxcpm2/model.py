@@ -99,21 +99,12 @@ class VoxCPM2:
         return torch.cat((lm.index_select(0, last), residual.index_select(0, last)), dim=-1)
 
     def prefill_step(
-        self,
-        state: State,
-        caches: Sequence[Mapping[str, Tensor]],
-        page_size: int,
-        bank: LoraBank | None = None,
+        self, state: State, caches: Sequence[Mapping[str, Tensor]], page_size: int, bank: LoraBank | None = None
     ) -> PrefillStep:
         return PrefillStep(_named("prefill", bank), self.prefill, state, caches, page_size, self.patch_shape, bank)
 
     def mixed(
-        self,
-        inputs: Mapping[str, Tensor],
-        batch: PagedBatch,
-        state: State,
-        slots: Tensor,
-        bank: LoraBank | None = None,
+        self, inputs: Mapping[str, Tensor], batch: PagedBatch, state: State, slots: Tensor, bank: LoraBank | None = None
     ) -> Tensor:
         rows = decode_rows(state, slots, batch.page_size)
         count = slots.shape[0]

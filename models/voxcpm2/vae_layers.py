@@ -81,12 +81,7 @@ def residual_unit(
 
 
 def causal_conv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    stride: int = 1,
-    groups: int = 1,
-    memory: Memory | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor, stride: int = 1, groups: int = 1, memory: Memory | None = None
 ) -> Tensor:
     """x [rows, C, T] -> [rows, C_out, T / stride]; memory [slots, C, kernel - stride]."""
     pad = weight.shape[-1] - stride
@@ -119,13 +114,7 @@ def snake_upsample(
 
 
 @op(cuda="models.voxcpm2.kernels.vae:snake_samples", takes=_has_samples_kernel)
-def snake_samples(
-    x: Tensor,
-    alpha: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    memory: Memory | None = None,
-) -> Tensor:
+def snake_samples(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor, memory: Memory | None = None) -> Tensor:
     """tanh of a causal convolution of snake(x) to one channel: x [rows, C, T], alpha [C], weight [1, C, kernel] ->
     [rows, 1, T]. memory [slots, C, kernel - 1] holds snake(x)."""
     return torch.tanh(causal_conv(snake(x, alpha), weight, bias, memory=memory))

@@ -20,10 +20,7 @@ from models.voxcpm2.vae_layers import CausalConv, ResidualUnit, SnakeUpsample
 
 _PREFIX = "audio_vae."
 _UNUSED = ("encoder.fc_logvar.",)
-_PARAMETRISED = {
-    "parametrizations.weight.original0": "weight_g",
-    "parametrizations.weight.original1": "weight_v",
-}
+_PARAMETRISED = {"parametrizations.weight.original0": "weight_g", "parametrizations.weight.original1": "weight_v"}
 
 
 def load_audio_vae(vae: AudioVAE, directory: Path, config: AudioVAEConfig, condition_rate: int) -> None:
@@ -59,9 +56,7 @@ def load_audio_vae(vae: AudioVAE, directory: Path, config: AudioVAEConfig, condi
     source.check_all_taken()
 
 
-def _published_names(
-    vae: AudioVAE,
-) -> Iterator[tuple[CausalConv | SnakeUpsample | ResidualUnit | nn.Parameter, str]]:
+def _published_names(vae: AudioVAE) -> Iterator[tuple[CausalConv | SnakeUpsample | ResidualUnit | nn.Parameter, str]]:
     encoder, decoder = vae.encoder, vae.decoder
     yield encoder.first, "encoder.block.0"
     for index, down in enumerate(cast("Sequence[EncoderBlock]", encoder.blocks), start=1):

@@ -88,32 +88,18 @@ def create_metrics(catalog: Catalog) -> Metrics:
     """The metrics of a process that answers requests."""
     metrics = Metrics({model.name: model.kind for model in catalog.models})
     metrics.observe(
-        "build_info",
-        1,
-        version=server_version(),
-        python=platform.python_version(),
-        torch=version_of("torch"),
+        "build_info", 1, version=server_version(), python=platform.python_version(), torch=version_of("torch")
     )
     return metrics
 
 
 def create_engine(settings: Settings, metrics: Metrics, make_link: Callable[[], EngineLink]) -> EngineClient:
     """A client of the only engine, which this process starts and watches."""
-    return EngineClient(
-        make_link,
-        metrics,
-        hang_timeout=settings.hang_timeout,
-        start_timeout=START_TIMEOUT,
-    )
+    return EngineClient(make_link, metrics, hang_timeout=settings.hang_timeout, start_timeout=START_TIMEOUT)
 
 
 def create_context(
-    settings: Settings,
-    catalog: Catalog,
-    engine: Engines,
-    metrics: Metrics,
-    *,
-    others: UsageRow | None = None,
+    settings: Settings, catalog: Catalog, engine: Engines, metrics: Metrics, *, others: UsageRow | None = None
 ) -> ServerContext:
     """The objects that routes share. Starts nothing; the application's lifespan does that. SettingsError for an
     unusable voices_dir, lora_voices, lexicon or OTEL_ variable.
@@ -177,13 +163,7 @@ def create_admission(
     excess = min(ImageLimits.max_pixels, pixels) * MOST_BYTES
     shares = admission_shares(catalog)
     admission = Admission(
-        settings.max_in_flight,
-        most,
-        metrics,
-        shares,
-        others,
-        excess_bytes=excess,
-        max_wait=settings.queue_timeout,
+        settings.max_in_flight, most, metrics, shares, others, excess_bytes=excess, max_wait=settings.queue_timeout
     )
     largest = min(admission.largest(kind) for kind in (shares or {model.kind for model in catalog.models}))
     if most <= excess or settings.max_body > largest:

@@ -290,8 +290,7 @@ def _without_path(url: str) -> str:
 
 
 Url = Annotated[
-    str,
-    typer.Option("--url", envvar=ENV_PREFIX + "URL", callback=_without_path, help="Address of the server to ask."),
+    str, typer.Option("--url", envvar=ENV_PREFIX + "URL", callback=_without_path, help="Address of the server to ask.")
 ]
 Key = Annotated[
     str,
@@ -420,8 +419,7 @@ def say(
         str | None, typer.Argument(help="Text to speak; read from standard input if it is missing.")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", help="File to write (-: standard output).", show_default=False),
+        Path | None, typer.Option("-o", "--out", help="File to write (-: standard output).", show_default=False)
     ] = None,
     audio_format: Annotated[
         str, typer.Option("--format", help=f"{NAMES}; default: by the file's suffix, or wav.")
@@ -456,8 +454,7 @@ def say(
 
 def hear(
     file: Annotated[
-        Path,
-        typer.Argument(help="Recording, or - for standard input: arecord -f S16_LE -r 16000 | reprise hear -"),
+        Path, typer.Argument(help="Recording, or - for standard input: arecord -f S16_LE -r 16000 | reprise hear -")
     ],
     language: Annotated[str, typer.Option(help="Code such as en; default: the model tells which it hears.")] = "",
     prompt: Annotated[str, typer.Option(help="Names and words that may occur.")] = "",
@@ -519,9 +516,7 @@ def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
     Console().print(table)
 
 
-def pull(
-    model: Annotated[str, typer.Argument(help="Hub id, or HUB_ID@REVISION.")],
-) -> None:
+def pull(model: Annotated[str, typer.Argument(help="Hub id, or HUB_ID@REVISION.")]) -> None:
     """Download a model, so that `serve --model` needs no network."""
     from models.checkpoints.registry import family_of
     from service.hub import locate

@@ -22,14 +22,7 @@ from service.cli import doctor as checks
 from service.cli.bench.command import bench
 from service.cli.bench.run import BenchError
 from service.cli.commands import ServerError, ask, chat, hear, models, ps, pull, say
-from service.cli.serve_help import (
-    ServeCommand,
-    describe,
-    descriptions,
-    placeholder,
-    shown_default,
-    summary_of,
-)
+from service.cli.serve_help import ServeCommand, describe, descriptions, placeholder, shown_default, summary_of
 from service.link.config import ConfigurationError
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings, load_settings, unknown_variables
@@ -65,8 +58,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def command(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass

@@ -13,15 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from service.engine.memory import (
-    LiveBytes,
-    MemoryPlanError,
-    Reserved,
-    Room,
-    reserve,
-    share_pages,
-    with_gpu_bytes,
-)
+from service.engine.memory import LiveBytes, MemoryPlanError, Reserved, Room, reserve, share_pages, with_gpu_bytes
 from service.engine.start import load_worker
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool

@@ -167,11 +167,7 @@ def compiling() -> Iterator[None]:
     JITFunction.run = compile_only
     threads = min(_MAX_THREADS, cpus.available())
     try:
-        with (
-            ThreadPoolExecutor(threads) as pool,
-            triton.AsyncCompileMode(pool, ignore_errors=True),
-            ZeroAllocations(),
-        ):
+        with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool, ignore_errors=True), ZeroAllocations():
             yield
     finally:
         JITFunction.run = run

@@ -82,10 +82,7 @@ class TempoAndRate:
         """Samples of the output that have been given."""
         tempos = [] if speed == 1.0 else [speed] if speed >= 0.5 else [0.5, speed / 0.5]
         self._graph = audio_graph(
-            rate_in,
-            *(("atempo", f"{tempo:.9f}") for tempo in tempos),
-            ("aresample", str(rate_out)),
-            MONO,
+            rate_in, *(("atempo", f"{tempo:.9f}") for tempo in tempos), ("aresample", str(rate_out)), MONO
         )
 
     def push(self, samples: np.ndarray) -> Iterator[np.ndarray]:

@@ -486,12 +486,7 @@ def _scale_transparent_colour(image: Image.Image) -> None:
 
 
 def read_image(
-    channel: WorkerChannel,
-    data: bytes,
-    *,
-    field: str,
-    limits: ImageLimits,
-    admit: Admit | None = None,
+    channel: WorkerChannel, data: bytes, *, field: str, limits: ImageLimits, admit: Admit | None = None
 ) -> Image.Image:
     """What service.media.image_decode.decode_image returns and raises, decoded by the worker behind `channel`."""
     if len(data) > limits.max_bytes:

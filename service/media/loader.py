@@ -58,13 +58,7 @@ def decode_workers(size: int, limits: WorkerLimits = LIMITS) -> WorkerPool:
 
 
 async def decode_video(
-    pool: WorkerPool,
-    data: bytes,
-    choose: Choose,
-    *,
-    field: str,
-    limits: VideoLimits,
-    charge: Callable[[int], None],
+    pool: WorkerPool, data: bytes, choose: Choose, *, field: str, limits: VideoLimits, charge: Callable[[int], None]
 ) -> VideoFrames:
     """Opens a video file, lets `choose` select among the frames that it has, decodes those, in order, and resizes each
     as it comes. charge: called with the bytes that this takes, before any of the frames is decoded.

@@ -149,11 +149,7 @@ class Server(uvicorn.Server):
         await context.engine.stop()
 
 
-def create_server(
-    settings: Settings,
-    catalog: Catalog,
-    standby: Standby | None = None,
-) -> Server:
+def create_server(settings: Settings, catalog: Catalog, standby: Standby | None = None) -> Server:
     """A server with its own engine; both start when it serves. standby: of begin_engines, if the engine's process has
     already been started."""
     metrics = create_metrics(catalog)

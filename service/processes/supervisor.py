@@ -296,11 +296,7 @@ class ApiProcesses:
         """Runs one process to its end; returns how it ended."""
         ours, theirs = socket.socketpair()
         config = msgspec.structs.replace(
-            self._template,
-            index=index,
-            peer=next(self._peers),
-            control=theirs.fileno(),
-            usage=self._usage.fileno(),
+            self._template, index=index, peer=next(self._peers), control=theirs.fileno(), usage=self._usage.fileno()
         )
         control: ControlChannel[Report] = await ControlChannel.open(ours, Report)
         try:

@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    SecretStr,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource, NoDecode
 

@@ -37,10 +37,7 @@ def client(embedded_server: ServerProcess) -> Iterator[OpenAI]:
 def question(text: str) -> Any:
     url = "data:image/png;base64," + base64.b64encode(SHAPES.read_bytes()).decode()
     return [
-        {
-            "role": "user",
-            "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}],
-        }
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]}
     ]
 
 

@@ -33,10 +33,7 @@ from tests.support.waiting import GENEROUS, wait
 
 pytestmark = pytest.mark.slow
 
-LIMITS = (
-    *("--write-timeout", "6", "--hang-timeout", "30"),
-    *("--max-connections", "60"),
-)
+LIMITS = (*("--write-timeout", "6", "--hang-timeout", "30"), *("--max-connections", "60"))
 """Long enough for good clients on a busy machine, short enough to wait for."""
 
 

@@ -76,10 +76,7 @@ def test_starts_that_cannot_succeed(tmp_path: Path, taken_port: int, monkeypatch
         (("--voices-dir", str(tmp_path / "keys")), f"voices_dir: {tmp_path / 'keys'} cannot be used (Not a directory)"),
         (("--voices-dir", str(tmp_path / "keys" / "x")), "x cannot be used (Not a directory)"),
         (("--config", "/nowhere/settings.yaml"), "/nowhere/settings.yaml: cannot be read (No such file"),
-        (
-            ("--config", str(tmp_path / "broken.yaml")),
-            "broken.yaml: not a YAML file (while parsing",
-        ),
+        (("--config", str(tmp_path / "broken.yaml")), "broken.yaml: not a YAML file (while parsing"),
         (("--served-model-name", "m=a"), "served_model_name: needs --model"),
         (("--served-model-name", "m=a", "--model", "x", "--model", "y"), "'m' is not one of the models x, y"),
         (("--gpu-memory", "24G"), "gpu_memory: goes with --dry-run"),

@@ -213,11 +213,7 @@ def test_on_a_cpu_each_model_keeps_a_quarter_of_the_time(token: float, step: flo
     assert min(shares) >= CPU_SHARE - 0.02 and sum(shares) == pytest.approx(1.0)
 
 
-@given(
-    chat_cost=st.floats(0.001, 0.1),
-    step=st.floats(0.005, 0.1),
-    seconds=st.integers(2, 6),
-)
+@given(chat_cost=st.floats(0.001, 0.1), step=st.floats(0.005, 0.1), seconds=st.integers(2, 6))
 @settings(max_examples=40, deadline=None)
 def test_a_stream_that_can_be_served_never_runs_dry(chat_cost: float, step: float, seconds: int) -> None:
     """One stream of 160 ms a step beside endless chat work."""

@@ -161,9 +161,7 @@ def load(server: ServerProcess, seed: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "settings",
-    [("--max-running", "12"), ("--max-running", "6", "--no-graphs")],
-    ids=["default bucket lists", "eager"],
+    "settings", [("--max-running", "12"), ("--max-running", "6", "--no-graphs")], ids=["default bucket lists", "eager"]
 )
 def test_nothing_is_compiled_after_readiness(settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "START_SECONDS", START_SECONDS)

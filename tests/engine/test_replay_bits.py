@@ -37,10 +37,7 @@ SCRATCH = 1
 MOST = 3
 """Sizes of a kind in an engine."""
 CHAT = sorted(path.parent.name for path in GOLDEN.glob("*/config.json") if is_chat(family_of(path.parent)))
-HERE = [
-    pytest.param("cpu", "qwen2_vl"),
-    *(pytest.param("cuda", name, marks=pytest.mark.gpu) for name in CHAT),
-]
+HERE = [pytest.param("cpu", "qwen2_vl"), *(pytest.param("cuda", name, marks=pytest.mark.gpu) for name in CHAT)]
 
 
 class Compared:

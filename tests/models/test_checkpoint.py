@@ -202,8 +202,7 @@ def test_rules_must_fill_every_parameter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "config",
-    [{"quantization_config": {"quant_method": "awq"}}, {"text_config": {"quantization_config": {"bits": 4}}}],
+    "config", [{"quantization_config": {"quant_method": "awq"}}, {"text_config": {"quantization_config": {"bits": 4}}}]
 )
 def test_quantised_checkpoints_are_refused(tmp_path: Path, config: dict[str, object]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))

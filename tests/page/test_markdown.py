@@ -21,7 +21,7 @@ ELEMENTS = {
     *("a", "table", "thead", "tbody", "tr", "th", "td", "div", "span", "button"),
 }
 ATTRIBUTES = {
-    *("dir", "class", "href", "title", "target", "rel", "start", "tabindex", "role", "aria-label", "aria-live", "type"),
+    *("dir", "class", "href", "title", "target", "rel", "start", "tabindex", "role", "aria-label", "aria-live", "type")
 }
 LINK = {"target": "_blank", "rel": "noopener noreferrer nofollow"}
 HOSTILE = (

@@ -14,11 +14,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,7 +25,7 @@ from models.protocol import Decoder
 from service.engine.chat.slot_state import allocate_pending, allocate_states
 
 _HOST_READS = {
-    *("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "cpu", "nonzero"),
+    *("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "cpu", "nonzero")
 }
 _HOST_WRITES = {"tensor", "as_tensor", "asarray", "new_tensor"}
 _FROM_MEMORY = ("from_numpy", "frombuffer")

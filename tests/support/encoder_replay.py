@@ -33,11 +33,7 @@ class CapturedEncoder:
     """An encoder with all of `buckets`, which ascend, captured. `runner` replays them."""
 
     def __init__(
-        self,
-        encoder: VisionEncoder,
-        buckets: Sequence[Bucket],
-        device: torch.device = CPU,
-        pool_bytes: int = 1 << 30,
+        self, encoder: VisionEncoder, buckets: Sequence[Bucket], device: torch.device = CPU, pool_bytes: int = 1 << 30
     ) -> None:
         self.encoder = encoder
         self._buckets, self._device = buckets, device

@@ -9,10 +9,7 @@ from typing import Any
 def tool(name: str, description: str | None = None, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
     """A tool as clients send it."""
     fields = {"name": name, "description": description, "parameters": parameters}
-    return {
-        "type": "function",
-        "function": {name: value for name, value in fields.items() if value is not None},
-    }
+    return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}
 
 
 WEATHER = tool(

@@ -30,10 +30,7 @@ from tests.support.waiting import GENEROUS, wait
 
 CHAT = "qwen2_vl"
 SPEECH = "voxcpm2"
-SMALL = (
-    *("--model", str(ROOT / "tests/golden/qwen2_vl"), "--model", str(talker())),
-    *("--max-running", "8"),
-)
+SMALL = (*("--model", str(ROOT / "tests/golden/qwen2_vl"), "--model", str(talker())), *("--max-running", "8"))
 """Two small models: ready within seconds."""
 
 

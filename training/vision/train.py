@@ -21,16 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training import loop
-from training.vision.blocks import (
-    BLOCK_BYTES,
-    PATCHES,
-    Drawn,
-    Feed,
-    drawn_shifts,
-    fields,
-    packed,
-    shifted,
-)
+from training.vision.blocks import BLOCK_BYTES, PATCHES, Drawn, Feed, drawn_shifts, fields, packed, shifted
 from training.vision.network import Network, Shape
 
 _STEPS_BEFORE_CAPTURE = 12

@@ -541,13 +541,7 @@ def _scan_kernel(
 
 
 def delta_chunks(
-    qkv: Tensor,
-    gates: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    state: Tensor,
-    rows: StateRows,
-    cu_seqlens: Tensor,
+    qkv: Tensor, gates: Tensor, A_log: Tensor, dt_bias: Tensor, state: Tensor, rows: StateRows, cu_seqlens: Tensor
 ) -> Tensor:
     """models.layers.gated_delta.delta_chunks."""
     _, heads, key_dim, value_dim = state.shape

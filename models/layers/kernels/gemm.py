@@ -19,14 +19,7 @@ from models.layers.deferred_norm import DeferredNorm, Normed, VectorNorm
 from models.layers.gemm import Epilogue
 from models.layers.kernels import e4m3
 from models.layers.kernels.elementwise import silu_mul
-from models.layers.kernels.gemm_configs import (
-    active,
-    config_for,
-    e4m3_tile,
-    fitted,
-    streaming_tile,
-    table_of,
-)
+from models.layers.kernels.gemm_configs import active, config_for, e4m3_tile, fitted, streaming_tile, table_of
 from models.layers.kernels.gemm_lora import takes_lora
 from models.layers.kernels.gemm_types import Kind, Tile, Variant
 from models.layers.kernels.gemv import gemv, is_vector, vector_gemm

@@ -31,14 +31,7 @@ LINE = tl.constexpr(64)
 
 
 @triton.jit
-def _rows_of_program(
-    order_ptr,
-    tiles_ptr,
-    num_tiles,
-    UNIT: tl.constexpr,
-    PADDED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+def _rows_of_program(order_ptr, tiles_ptr, num_tiles, UNIT: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr):
     """(rows [BLOCK_M], which of them are there [BLOCK_M], slot, whether there is any) of this program.
 
     PADDED 0: a program for each tile. Else programs are dealt to the tiles in turn, to each as many as its rows need,

@@ -13,13 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from models.layers.kernels.gpu import current_gpu
-from models.layers.kernels.launch import (
-    dot_precision,
-    launch,
-    release_next,
-    split_width,
-    wait_for_previous,
-)
+from models.layers.kernels.launch import dot_precision, launch, release_next, split_width, wait_for_previous
 from models.layers.kernels.norms import weighted
 from models.layers.norms import QKNorm
 

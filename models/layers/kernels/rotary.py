@@ -9,12 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from models.layers.kernels.gpu import current_gpu
-from models.layers.kernels.launch import (
-    dot_precision,
-    launch,
-    release_next,
-    wait_for_previous,
-)
+from models.layers.kernels.launch import dot_precision, launch, release_next, wait_for_previous
 from models.layers.kernels.norms import weighted
 from models.layers.kernels.paged_decode import CurrentKV, paged_decode_attention
 from models.layers.norms import QKNorm
@@ -275,14 +270,7 @@ def _heads_of_a_program(queries: int, group: int) -> int:
 
 
 def rotary_dense_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    first_query: int = 0,
-    *,
-    heads_here: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, first_query: int = 0, *, heads_here: int | None = None
 ) -> Tensor:
     """q [N, Lq, Hq, D], k and v [N, L, Hkv, D], cos and sin float32 [L, D / 2] -> [N, Lq, Hq, D]."""
     sequences, queries, heads, width = q.shape

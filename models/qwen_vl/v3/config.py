@@ -10,13 +10,7 @@ from typing import Any
 
 from models.checkpoints.published import preprocessor_fields, read_config, require_text_fields, section_of, token_id
 from models.interfaces.errors import CheckpointError
-from models.qwen_vl.config import (
-    ImageSettings,
-    VisionConfig,
-    check_tower,
-    image_settings,
-    mrope_section,
-)
+from models.qwen_vl.config import ImageSettings, VisionConfig, check_tower, image_settings, mrope_section
 from models.qwen_vl.v3.videos import FrameRule
 
 _PICTURE_FILE, _VIDEO_FILE = "preprocessor_config.json", "video_preprocessor_config.json"

@@ -10,15 +10,7 @@ import numpy as np
 from PIL import Image
 
 from models.interfaces.errors import CheckpointError, InputError
-from models.interfaces.media import (
-    ChatMessage,
-    MediaItem,
-    MediaKind,
-    Prompt,
-    TokenizedChat,
-    VideoFrames,
-    VideoMetadata,
-)
+from models.interfaces.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, VideoFrames, VideoMetadata
 from models.interfaces.resizing import FrameResizer, resized_or_left
 from models.qwen_vl.items import grid_of, picture_size, vision_item
 from models.qwen_vl.positions import mrope_positions

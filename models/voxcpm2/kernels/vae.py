@@ -430,13 +430,7 @@ def snake_upsample(
     return out.transpose(1, 2)
 
 
-def snake_samples(
-    x: Tensor,
-    alpha: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    memory: Memory | None = None,
-) -> Tensor:
+def snake_samples(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor, memory: Memory | None = None) -> Tensor:
     """models.voxcpm2.vae_layers.snake_samples, for seven taps and widths that are multiples of 32."""
     x = x.transpose(1, 2).contiguous()
     rows, length, width = x.shape

@@ -98,11 +98,7 @@ class ToolCallParser:
     """
 
     def __init__(
-        self,
-        *,
-        forced: bool = False,
-        either: bool = False,
-        xml: Mapping[str, Mapping[str, Types]] | None = None,
+        self, *, forced: bool = False, either: bool = False, xml: Mapping[str, Mapping[str, Types]] | None = None
     ) -> None:
         self.calls = 0
         self.forced = forced

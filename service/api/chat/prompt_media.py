@@ -54,8 +54,7 @@ class VideoSampling:
             count = getattr(self, name)
             if count is not None and count > share:
                 self._refuse(
-                    name,
-                    f"too many frames: {count} given, at most {share} allowed for each video of this request",
+                    name, f"too many frames: {count} given, at most {share} allowed for each video of this request"
                 )
         if self.times is not None:
             self._check_times(self.times, url)
@@ -199,11 +198,7 @@ class PromptMedia:
             return item, decoded
 
         item, decoded = await self.context.media.image(
-            reference.media.url,
-            prepare,
-            field=reference.field,
-            budget=self.budget,
-            room=decoding,
+            reference.media.url, prepare, field=reference.field, budget=self.budget, room=decoding
         )
         self._observe("image", began, decoded)
         return item

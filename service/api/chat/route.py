@@ -57,13 +57,7 @@ async def _prepared(
 async def _complete(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None) -> schema.ChatCompletion:
     choices = await all_results([_choice(context, job, spoken, index) for index in range(len(job.sampling))])
     return schema.ChatCompletion(
-        job.id,
-        job.created,
-        job.model.name,
-        choices,
-        _usage(job, spoken),
-        steps=job.steps(),
-        unenforced=job.unenforced,
+        job.id, job.created, job.model.name, choices, _usage(job, spoken), steps=job.steps(), unenforced=job.unenforced
     )
 
 

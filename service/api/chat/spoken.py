@@ -199,8 +199,7 @@ class SpokenAnswer:
         ]
         if self._transcript or not self._called:
             last = schema.DeltaAudio(
-                data=base64.b64encode(self._file).decode() if self._file else UNSET,
-                **self._known(self._transcript),
+                data=base64.b64encode(self._file).decode() if self._file else UNSET, **self._known(self._transcript)
             )
             ends.insert(0, schema.ChunkChoice(0, schema.DeltaMessage(audio=last)))
         return ends

@@ -224,7 +224,7 @@ class FastBodyConnection(h11.Connection):
         if self._chunks > FREE_CHUNKS and self._chunk_bytes < MIN_CHUNK * self._chunks:
             raise SmallChunks(
                 f"The body comes in too small chunks: {self._chunks} chunks of {self._chunk_bytes} bytes given, at "
-                f"least {MIN_CHUNK} bytes each on average needed.",
+                f"least {MIN_CHUNK} bytes each on average needed."
             )
 
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # its overloads say the same

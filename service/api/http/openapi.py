@@ -114,12 +114,7 @@ def _reference(kind: type) -> dict[str, str]:
 def _events(*kinds: type) -> dict[str, Any]:
     """A server-sent event: its data is JSON, or [DONE] at the end."""
     payload = {"anyOf": [_reference(kind) for kind in kinds]}
-    data = {
-        "anyOf": [
-            {"const": "[DONE]"},
-            {"type": "string", "contentMediaType": JSON, "contentSchema": payload},
-        ]
-    }
+    data = {"anyOf": [{"const": "[DONE]"}, {"type": "string", "contentMediaType": JSON, "contentSchema": payload}]}
     return {"type": "object", "properties": {"event": {"type": "string"}, "data": data}}
 
 

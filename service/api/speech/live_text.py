@@ -177,12 +177,7 @@ class LiveText:
             job, context = self.job, self.context
             self.arrival = time.monotonic() if self.arrival is None else self.arrival
             request = job.request(
-                segments,
-                self._transcript,
-                live=self.live,
-                open=not last,
-                arrival=self.arrival,
-                number=self.number,
+                segments, self._transcript, live=self.live, open=not last, arrival=self.arrival, number=self.number
             )
             self._request_id = request.request_id
             self.feed.set_result(AudioFeed(context, job, request, self.script, context.speech_ahead))

@@ -25,16 +25,7 @@ from service.hub.catalog import HostedModel
 from service.link.messages import EncodeReference, SpeechRequest, SpeechSegment
 from service.media.reference_audio import level_reference, resample
 from service.system.concurrency import shielded
-from service.voices import (
-    LONGEST_NAME,
-    Voice,
-    VoiceStoreError,
-    load_named,
-    name_key,
-    save_named,
-    voice_key,
-    weights_of,
-)
+from service.voices import LONGEST_NAME, Voice, VoiceStoreError, load_named, name_key, save_named, voice_key, weights_of
 
 log = logging.getLogger(__name__)
 
@@ -172,13 +163,7 @@ async def _load_audio(
     try:
         rate = model.speech_processor.reference_sample_rate
         with phase("media", kind="audio"), Decoding(record.ticket) as decoding:
-            wave = await context.media.audio(
-                url,
-                sample_rate=rate,
-                field=field,
-                client=record.client,
-                room=decoding,
-            )
+            wave = await context.media.audio(url, sample_rate=rate, field=field, client=record.client, room=decoding)
         # Audio to continue is not trimmed: the speech goes on at its end.
         return await context.in_thread(lambda: level_reference(wave, rate, field)) if field == "ref_audio" else wave
     except InputError:

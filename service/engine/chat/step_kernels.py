@@ -126,14 +126,7 @@ def advance_states(slots: Tensor, state: SlotState) -> tuple[Tensor, Tensor]:
     read, write = torch.empty_like(slots), torch.empty_like(slots)
     if len(slots):
         launch(
-            _advance_states_kernel,
-            (len(slots),),
-            slots,
-            state.ints,
-            read,
-            write,
-            INTS=_INTS,
-            INTERVAL=STATE_INTERVAL,
+            _advance_states_kernel, (len(slots),), slots, state.ints, read, write, INTS=_INTS, INTERVAL=STATE_INTERVAL
         )
     return read, write
 

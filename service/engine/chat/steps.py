@@ -396,10 +396,7 @@ class SampleStep:
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         rows = bucket["rows"]
-        return {
-            "slots": BufferSpec((rows,), torch.int64),
-            "hidden": BufferSpec((rows, self.hidden_size), self.dtype),
-        }
+        return {"slots": BufferSpec((rows,), torch.int64), "hidden": BufferSpec((rows, self.hidden_size), self.dtype)}
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         return self.sampling(buffers["slots"], buffers["hidden"], draft=True)

@@ -24,10 +24,7 @@ shared pages) and for as many patches as tokens. Up to about a thousand tokens, 
 launches, not by the GPU."""
 _PATCHES_PER_TOKEN = (0.0, 0.25, 1.0)
 """In buckets for text alone, for few patches and for many."""
-_PREFILLS_BEFORE_READY = {
-    "cuda": ((64, 128, 256, 1024), (64, 256, 1024), (256, 1024)),
-    "cpu": ((64,), (64,), (64,)),
-}
+_PREFILLS_BEFORE_READY = {"cuda": ((64, 128, 256, 1024), (64, 256, 1024), (256, 1024)), "cpu": ((64,), (64,), (64,))}
 """Tokens of the buckets that are captured before readiness: for text alone, with few patches, and with many."""
 _PREFILL_SEQUENCES = 16
 _RARE_STRIDE = 4

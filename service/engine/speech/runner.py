@@ -200,11 +200,7 @@ class SpeechRunner:
         return self._deliver(sequences, slots, [(run, rows)], timings, "decode", run.route)
 
     def launch_prefill(
-        self,
-        chunks: Sequence[tuple[PrefillChunk, SpeechSequence]],
-        decodes: Sequence[SpeechSequence],
-        *,
-        tail: bool,
+        self, chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], decodes: Sequence[SpeechSequence], *, tail: bool
     ) -> Launch:
         """One pass over prompt chunks and decode rows; then the tail and the audio of all rows that emit. tail: False
         leaves the first patches to the next decode step, and there are no decode rows.

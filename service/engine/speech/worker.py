@@ -91,10 +91,7 @@ class SpeechWorker:
     def measure(self) -> MemoryRequirements:
         config, device = self._context.config, self._context.device
         state = slot_state(
-            self._model,
-            config.slots,
-            pages_for(self._model.max_positions, config.page_size),
-            torch.device("meta"),
+            self._model, config.slots, pages_for(self._model.max_positions, config.page_size), torch.device("meta")
         )
         state_bytes = sum(table.numel() * table.element_size() for table in state.values())
         if self._adapters is not None:
@@ -133,12 +130,7 @@ class SpeechWorker:
 
     def _make_runner(self, num_pages: int) -> SpeechRunner:
         return SpeechRunner(
-            self.name,
-            self._model,
-            self._context,
-            num_pages=num_pages,
-            buckets=self._buckets,
-            adapters=self._adapters,
+            self.name, self._model, self._context, num_pages=num_pages, buckets=self._buckets, adapters=self._adapters
         )
 
     @property

@@ -46,10 +46,7 @@ NEVER_WRITTEN = {
     ("anyOf", "both anyOf valid (complex)"): UNLISTED,
     ("properties", "doesn't invalidate other properties"): UNLISTED,
     ("not", "property absent"): UNLISTED,
-    (
-        "vocabulary",
-        "no validation: invalid number, but it still validates",
-    ): "its dialect counts as 2020-12",
+    ("vocabulary", "no validation: invalid number, but it still validates"): "its dialect counts as 2020-12",
     ("const", "same object with different property order is valid"): ORDER,
     ("const", "float zero is valid"): ZERO,
     ("const", "float one is valid"): ZERO,

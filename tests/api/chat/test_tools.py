@@ -53,11 +53,7 @@ def test_forced_calls_have_no_text_for_stop_strings(client: OpenAI, stop: str, s
     said = f"\n\n{ROME}"
     if streamed:
         with client.chat.completions.stream(
-            model="tiny",
-            messages=[{"role": "user", "content": said}],
-            tools=TOOLS,
-            tool_choice="required",
-            stop=[stop],
+            model="tiny", messages=[{"role": "user", "content": said}], tools=TOOLS, tool_choice="required", stop=[stop]
         ) as stream:
             one = stream.get_final_completion().choices[0]
     else:

@@ -67,8 +67,7 @@ def test_any_split_gives_the_same_values(text: str, note: str, count: int, said:
 
 
 @pytest.mark.parametrize(
-    ("written", "value"),
-    [("null", None), ("Null", "Null"), ("12", "12"), ('"a"', "a"), ("{", "{"), ("", "")],
+    ("written", "value"), [("null", None), ("Null", "Null"), ("12", "12"), ('"a"', "a"), ("{", "{"), ("", "")]
 )
 def test_what_is_no_json_of_the_schema_is_text(written: str, value: Any) -> None:
     assert read(call("look", text="", note=written))[1] == [("look", {"text": "", "note": value})]

@@ -110,10 +110,7 @@ def test_they_are_closed_after_some_time(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_half_a_head_behind_a_request_has_the_time_of_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.processes.server.HEADER_TIMEOUT", 0.5)
-    with (
-        running_server() as server,
-        send(server, GET_HEALTH + b"GET /hea") as connection,
-    ):
+    with running_server() as server, send(server, GET_HEALTH + b"GET /hea") as connection:
         assert read_answer(connection).status == 200
         assert read_to_end(connection) == b""
 

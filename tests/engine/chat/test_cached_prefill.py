@@ -82,8 +82,7 @@ CHUNKS = st.lists(st.tuples(st.just(0) | st.integers(1, 30), st.integers(1, 14))
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(deadline=None, max_examples=8)
 @given(
-    chunks=CHUNKS.filter(lambda chunks: sum(new for _, new in chunks) <= BUCKETS[-1]["tokens"]),
-    seed=st.integers(0, 99),
+    chunks=CHUNKS.filter(lambda chunks: sum(new for _, new in chunks) <= BUCKETS[-1]["tokens"]), seed=st.integers(0, 99)
 )
 def test_any_mix_of_chunks_replays_as_it_runs_eagerly(
     family: str, device: str, chunks: list[tuple[int, int]], seed: int

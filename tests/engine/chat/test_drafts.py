@@ -11,15 +11,7 @@ import torch
 
 from models.qwen_vl.v3_5.model import load_model
 from service.engine.chat import drafts as drafts_module
-from service.engine.chat.drafts import (
-    MAX_ROWS,
-    NOT_ACCEPTED,
-    NOT_DRAFTED,
-    DraftLength,
-    accept,
-    drafted_state,
-    look_up,
-)
+from service.engine.chat.drafts import MAX_ROWS, NOT_ACCEPTED, NOT_DRAFTED, DraftLength, accept, drafted_state, look_up
 from service.engine.chat.pacing import ChatCosts
 from service.engine.chat.sampler import apply_penalties_and_filters
 from service.engine.chat.slot_state import IntColumn, SlotState

@@ -79,12 +79,7 @@ def _alone(name: str, **fields: Any) -> tuple[list[int], str | None]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        *(slow(one) for one in ({"num_pages": 44}, {"graphs": False}, {"overlapped": False})),
-    ],
-    ids=str,
+    "settings", [{}, *(slow(one) for one in ({"num_pages": 44}, {"graphs": False}, {"overlapped": False}))], ids=str
 )
 def test_guided_and_free_rows_share_steps_and_answer_as_alone(device: str, settings: dict[str, Any]) -> None:
     engine = InlineEngine(device=device, max_running=8, **settings)

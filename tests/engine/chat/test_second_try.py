@@ -62,10 +62,7 @@ def answers(engine: InlineEngine, *, guided: bool) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize(
     ("settings", "guided"),
-    [
-        ({}, False),
-        *(slow(settings, True) for settings in ({"graphs": False}, {"num_pages": 60})),
-    ],
+    [({}, False), *(slow(settings, True) for settings in ({"graphs": False}, {"num_pages": 60}))],
     ids=str,
 )
 def test_no_answer_changes_if_every_pass_runs_out_of_memory_at_first(
@@ -148,10 +145,7 @@ def no_garbage_collection() -> Iterator[None]:
 @pytest.mark.parametrize("kind", ["prefill", "encoder"])
 def test_the_memory_of_the_first_try_is_free_before_the_second(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     engine = InlineEngine(graphs=False)
-    owner, method = {
-        "prefill": (engine.model.decoder, "forward"),
-        "encoder": (engine.model.encoder, "forward"),
-    }[kind]
+    owner, method = {"prefill": (engine.model.decoder, "forward"), "encoder": (engine.model.encoder, "forward")}[kind]
     real, held, seen = getattr(owner, method), list[weakref.ref[Tensor]](), list[bool]()
 
     def forward(*args: Any) -> Any:

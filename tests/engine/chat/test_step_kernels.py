@@ -173,10 +173,7 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("size", "scale"),
-    [(45, 0.5), *(slow(*c) for c in ((45, 4.0), (3000, 0.5), (3000, 4.0)))],
-)
+@pytest.mark.parametrize(("size", "scale"), [(45, 0.5), *(slow(*c) for c in ((45, 4.0), (3000, 0.5), (3000, 4.0)))])
 def test_the_filter_kernel_keeps_what_its_reference_keeps(device: torch.device, size: int, scale: float) -> None:
     cases = FILTERS[:: 1 if device.type == "cuda" else 7]
 

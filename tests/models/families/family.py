@@ -346,11 +346,7 @@ FEW = tuple((1, 1 + seed % 2, 1, seed) for seed in range(24))
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Family(
-            "qwen2_vl",
-            full=(((1, 3, 5, 0),), FEW),
-            video_limits=golden_video_limits(GOLDEN / "qwen2_vl"),
-        ),
+        Family("qwen2_vl", full=(((1, 3, 5, 0),), FEW), video_limits=golden_video_limits(GOLDEN / "qwen2_vl")),
         Family(
             "qwen2_5_vl",
             side=9,
@@ -367,19 +363,11 @@ FAMILIES: dict[str, Family] = {
         ),
         Family("qwen3_vl", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW)),
         Family(
-            "qwen3_vl_moe",
-            chunk=13,
-            random=partial(random_item, block=32),
-            full=(((1, 3, 5, 0),), FEW),
-            mixture=True,
+            "qwen3_vl_moe", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW), mixture=True
         ),
         Family("qwen3_5", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW)),
         Family(
-            "qwen3_5_moe",
-            chunk=13,
-            random=partial(random_item, block=32),
-            full=(((1, 3, 5, 0),), FEW),
-            mixture=True,
+            "qwen3_5_moe", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW), mixture=True
         ),
         Family(
             "kimi_vl",

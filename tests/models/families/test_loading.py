@@ -352,11 +352,7 @@ PUBLISHED = {
     "minicpmv_4_6": (1_300_428_016, 548_266_416),
 }
 """Parameters, and those of the encoder."""
-PADDING = {
-    "qwen2_5_vl_3b": 32 * 36 * (3 * 1280 + 2),
-    "minicpmv_4_5": 52 * 1152,
-    "minicpmv_4_6": 52 * 1152,
-}
+PADDING = {"qwen2_5_vl_3b": 32 * 36 * (3 * 1280 + 2), "minicpmv_4_5": 52 * 1152, "minicpmv_4_6": 52 * 1152}
 """Values beside them that align the encoder's rows in memory."""
 
 

@@ -110,8 +110,7 @@ def test_paged_decode_tiny(device, width, value_width, heads, kv_heads, splits) 
     lengths = torch.tensor([0, 1, 77, 128], dtype=torch.int32, device=device)
     scale = width**-0.5
     out = replayed(
-        device,
-        lambda: paged_decode_attention.kernel(q, k_cache, v_cache, tables, lengths, page, scale, splits=splits),
+        device, lambda: paged_decode_attention.kernel(q, k_cache, v_cache, tables, lengths, page, scale, splits=splits)
     )
     reference = paged_decode_attention.reference(*wide_in_place(q, k_cache, v_cache), tables, lengths, page, scale)
     assert relative_error(out, reference) < TOLERANCE[q.dtype]
@@ -156,11 +155,7 @@ def paged_chunks(device: torch.device, lengths: list[tuple[int, int]], page: int
     ("width", "value_width", "heads", "kv_heads", "tile", "splits"),
     [
         (*shape, splits) if (shape[0], splits) == (24, 3) else slow(*shape, splits)
-        for shape in (
-            (12, 12, 4, 2, (16, 16, 4, 1)),
-            (40, 24, 7, 1, (16, 32, 4, 1)),
-            (24, 16, 3, 1, (16, 16, 4, 1)),
-        )
+        for shape in ((12, 12, 4, 2, (16, 16, 4, 1)), (40, 24, 7, 1, (16, 32, 4, 1)), (24, 16, 3, 1, (16, 16, 4, 1)))
         for splits in (1, 2, 3, 5)
     ],
 )

@@ -143,8 +143,7 @@ def test_the_chosen_way_at_real_shapes(device: torch.device, rows: int, outputs:
     gated = silu_mul.reference(given.product(given.gate_up))
     assert relative_error(out, gated) < limit_of("silu_mul", given.x, given.gate_up)
     normed, total = replayed(
-        device,
-        lambda: gemms.gemm_add_norm.kernel(given.x, given.weight, given.bias, given.residual, given.norm, EPS),
+        device, lambda: gemms.gemm_add_norm.kernel(given.x, given.weight, given.bias, given.residual, given.norm, EPS)
     )
     expected = add_rms_norm.reference(product, given.residual.double(), given.norm.double(), EPS)
     limit = limit_of("add_norm", given.x, given.weight)

@@ -160,11 +160,7 @@ FUSED = [
     ([0, 1, 2, 3, 4], 22, True),
 ]
 """Adapters of sorted units, rows of a unit, and whether the batch stands there twice."""
-FUSED_TILES = [
-    Tile(64, 32, 32, stages=3),
-    Tile(16, 32, 64, stages=2, swap=True),
-    Tile(128, 64, 32, 8, 2, tma=True),
-]
+FUSED_TILES = [Tile(64, 32, 32, stages=3), Tile(16, 32, 64, stages=2, swap=True), Tile(128, 64, 32, 8, 2, tma=True)]
 
 
 QUICK = {(3, 0), (4, 1)}

@@ -119,11 +119,7 @@ def test_tf32_products_keep_the_strength_of_a_signal(device) -> None:
 @pytest.mark.parametrize("precision", get_args(Precision))
 @pytest.mark.parametrize(
     ("width", "length", "dilation"),
-    [
-        slow(32, 40, 1),
-        (32, 20, 9),
-        *(slow(*size) for size in [(64, 24, 3), (96, 70, 9), (128, 8, 1), (256, 5, 3)]),
-    ],
+    [slow(32, 40, 1), (32, 20, 9), *(slow(*size) for size in [(64, 24, 3), (96, 70, 9), (128, 8, 1), (256, 5, 3)])],
 )
 def test_residual_unit_tiny(device, width, length, dilation, precision) -> None:
     check_unit(2, width, length, dilation, device, precision, LIMITS[precision])

@@ -46,11 +46,7 @@ def test_statistics() -> None:
     for bound, share in ((1.0, 0.3173105), (2.0, 0.0455003), (3.0, 0.0026998)):
         error = 5 * (share * (1 - share) / total) ** 0.5
         assert abs((values.abs() > bound).double().mean().item() - share) < error
-    for first, second in (
-        (values[:, :-1], values[:, 1:]),
-        (values[:-1], values[1:]),
-        (values[:-8], values[8:]),
-    ):
+    for first, second in ((values[:, :-1], values[:, 1:]), (values[:-1], values[1:]), (values[:-8], values[8:])):
         assert abs((first * second).mean().item()) < 5 / first.numel() ** 0.5
 
 
