@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -51,8 +48,6 @@ PATHS: dict[Task, str] = {
 }
 LARGE_BODY = 1 << 18
 """Bytes above which a JSON body is parsed in a thread."""
-GATHERING, FEW = 0.18, 4
-"""Seconds for which a piece of live speech waits for those of other sessions; so many in 0.9 s do not wait."""
 
 
 @dataclass(eq=False)
@@ -107,9 +102,6 @@ class ServerContext:
     """Of this process's metrics; empty where there are several API processes."""
     scrape: Callable[[], Awaitable[bytes]] | None = None
     """Page of the metrics of all API processes; None: this is the only one."""
-    live_start: asyncio.Task[None] | None = None
-    live_pieces: deque[float] = field(default_factory=lambda: deque([-math.inf] * FEW, FEW))
-    """When the last pieces of live speech came; `live_start` ends when those that wait begin."""
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     """Background tasks, cancelled when the server stops."""
 
@@ -138,17 +130,6 @@ class ServerContext:
         body, unread = await self.in_thread(read) if len(raw) > LARGE_BODY else read()
         self.field_warnings.warn(request.scope["path"], unread)
         return body
-
-    async def gather(self, model: HostedModel) -> None:
-        """Wait until pieces of live speech begin, all together, while another model computes: each alone would take as
-        many steps of its time as all of them share."""
-        now, earlier = time.monotonic(), self.live_pieces[0]
-        self.live_pieces.append(now)
-        others = (one.running for state in self.engine.states for one in state.models if one.model != model.name)
-        if now - earlier < 0.9 and any(others):
-            if self.live_start is None or self.live_start.done():
-                self.live_start = asyncio.create_task(asyncio.sleep(GATHERING))
-            await asyncio.wait({self.live_start})
 
     def max_model_len(self, model: HostedModel) -> int:
         """Tokens that prompt and answer may have together: the model's context, or the KV cache if it holds fewer."""

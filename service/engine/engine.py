@@ -9,6 +9,7 @@ the GPU has the next step queued while Python reads the results of the last one.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +54,10 @@ MISSES_BEFORE_CAPTURE = 32
 """A busy engine captures a bucket once this many calls ran eagerly because it was not captured yet."""
 MISSES_BEFORE_PAUSE = 256
 """After this many misses a busy engine captures the bucket even if live listeners hear a gap."""
+GATHERING = 0.18
+"""Seconds for which a piece of live speech waits for those of other sessions."""
+FEW, FEW_WITHIN = 4, 0.9
+"""So many pieces in so many seconds do not wait."""
 _BUILD_WAIT = 0.002
 """Seconds that an otherwise idle engine waits for commands while the matcher of a grammar is built."""
 
@@ -82,6 +87,11 @@ class Engine:
         self._received: list[Command] = []
         """Commands that came during a part of a capture."""
         self._refused: list[Failed] = []
+        self._gathered: list[ChatRequest] = []
+        """Pieces of live speech that wait for others since `_gathered_at`."""
+        self._gathered_at = 0.0
+        self._pieces = deque([-math.inf] * FEW, FEW)
+        """When the last ones came."""
         self._phase = "capturing"
         self._stopped = False
         self._state_sent = float("-inf")
@@ -134,6 +144,8 @@ class Engine:
     def turn(self) -> bool:
         """Receives, launches, collects and sends once. False when there was nothing to do."""
         self._receive(timeout=0.0)
+        if self._gathered and self._clock() - self._gathered_at >= GATHERING:
+            self._submit_gathered()
         for runner in self._runners:
             if runner.misses >= MISSES_BEFORE_CAPTURE:
                 self._capture_missed(runner)
@@ -145,6 +157,9 @@ class Engine:
         if launched or waited:
             self._busy_at = now
             self._may_capture = True
+            return True
+        if self._gathered:
+            self._submit_gathered()
             return True
         if building:
             # What was built meanwhile can be launched at once.
@@ -158,6 +173,20 @@ class Engine:
         if not self._stopped:
             self._receive(timeout=QUIET_BEFORE_CAPTURE if self._may_capture else HEARTBEAT)
         return False
+
+    def _gathers(self, worker: ModelWorker) -> bool:
+        """Whether a piece of live speech waits, while another model computes, for those of other sessions: each alone
+        would take as many steps of its time as all of them share. Few pieces would meet no others."""
+        now, earlier = self._clock(), self._pieces[0]
+        self._pieces.append(now)
+        others = (other for other in self.workers.values() if other is not worker)
+        computes = any(other.has_work() or other.oldest_launch() is not None for other in others)
+        return computes and now - earlier < FEW_WITHIN
+
+    def _submit_gathered(self) -> None:
+        for request in self._gathered:
+            self.workers[request.model].submit(request)
+        self._gathered = []
 
     def _launch(self, now: float) -> bool:
         """Asks the workers in the arbiter's order until one launches; False if none does."""
@@ -251,9 +280,13 @@ class Engine:
                 elif self._phase == "draining":
                     message = "the server is shutting down"
                     self._refused.append(Failed(command.request_id, 503, "draining", message, retry_after=5.0))
+                elif isinstance(command, ChatRequest) and command.live and self._gathers(worker):
+                    self._gathered_at = self._gathered_at if self._gathered else self._clock()
+                    self._gathered.append(command)
                 else:
                     worker.submit(command)
             case SpeechAppend() | Abort() | Pause():
+                self._gathered = [one for one in self._gathered if one.request_id != command.request_id]
                 for worker in self.workers.values():
                     worker.control(command)
             case Drain():

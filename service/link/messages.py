@@ -48,6 +48,8 @@ class ChatRequest(Struct, frozen=True):
     service/api/structured/grammar.py); empty: none."""
     slow_grammar: bool = False
     """Whether its check took so long (SLOW_SECONDS) that the engine builds its matcher apart from others."""
+    live: bool = False
+    """Whether it is a piece of live speech, which may wait for those of other sessions (service.engine.engine)."""
 
 
 class SpeechSegment(Struct, frozen=True):

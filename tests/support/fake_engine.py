@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -59,14 +58,14 @@ class Speech:
 
 
 def serve(config: EngineConfig, channel: Channel) -> None:
-    channel.send(Outputs(state=state_of(config, "loading", {})))
+    channel.send(Outputs(state=state_of(config, "loading", 0)))
     if any(model.directory == "/broken" for model in config.models):
         raise RuntimeError("broken by request")
     if any(model.directory == "/unfit" for model in config.models):
         raise ConfigurationError("unfit by request")
     chats: dict[str, Answer] = {}
     speeches: dict[str, Speech] = {}
-    channel.send(Outputs(state=state_of(config, "ready", {})))
+    channel.send(Outputs(state=state_of(config, "ready", 0)))
     heartbeat = time.monotonic()
     while True:
         for command in channel.receive(TICK if chats or speeches else 0.05):
@@ -107,7 +106,7 @@ def serve(config: EngineConfig, channel: Channel) -> None:
         state = None
         if now - heartbeat > 0.1 or deltas:
             heartbeat = now
-            state = state_of(config, "ready", chats)
+            state = state_of(config, "ready", len(chats))
         if deltas or failed or state or audio:
             labels = {"model": config.models[0].name, "kind": "decode", "route": "replay", "reason": "captured"}
             observations = (Observation("steps_total", 1.0, labels),) if deltas else ()
@@ -192,8 +191,6 @@ def _speak(speech: Speech) -> SpeechDelta:
     return SpeechDelta(speech.request.request_id, audio, 0, segment_done=done, finished=done, steps=counts)
 
 
-def state_of(config: EngineConfig, phase: str, chats: Mapping[str, Answer]) -> EngineState:
-    models = [answer.request.model for answer in chats.values()]
-    counts = {model.name: models.count(model.name) for model in config.models}
-    states = tuple(ModelState(name, count, 0, count, PAGES, count, 0) for name, count in counts.items())
-    return EngineState(phase, "", states, 0)
+def state_of(config: EngineConfig, phase: str, running: int) -> EngineState:
+    models = tuple(ModelState(model.name, running, 0, running, PAGES, running, 0) for model in config.models)
+    return EngineState(phase, "", models, 0)

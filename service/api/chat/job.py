@@ -76,6 +76,8 @@ class ChatJob:
     record: RequestRecord
     raw: bool = False
     """Whether answers are text as it was generated: reasoning is part of it."""
+    live: bool = False
+    """ChatRequest.live."""
     counts: list[ChoiceCounts] = field(default_factory=list)
     """One for each choice."""
     group: RequestGroup = field(default_factory=RequestGroup)
@@ -205,7 +207,7 @@ async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGen
     )
     slow = bool(job.grammar) and context.grammars.is_slow(job.grammar)
     request_id, arrival = f"{job.id}-{index}", job.record.arrival
-    request = ChatRequest(request_id, job.model.name, job.prompt, sampling, arrival, job.grammar, slow)
+    request = ChatRequest(request_id, job.model.name, job.prompt, sampling, arrival, job.grammar, slow, job.live)
     async with aclosing(context.engine.submit(request, job.group)) as stream:
 
         def end() -> None:

@@ -311,7 +311,8 @@ async def pieces_of(
 
 @dataclass(eq=False)
 class Hearing:
-    """A recording to transcribe. language: the model's name of it; None: the model tells. live: may `gather`."""
+    """A recording to transcribe. language: the model's name of it; None: the model tells. live: of its
+    requests to the engine."""
 
     context: ServerContext
     body: TranscriptionForm
@@ -378,8 +379,7 @@ class Hearing:
         async def hear(piece: Piece) -> AsyncGenerator[str]:
             async with self._turns:
                 piece.job = await self._job(piece)
-                if self.live:
-                    await self.context.gather(self.model)
+                piece.job.live = self.live
                 async with aclosing(self._text(piece, piece.job)) as texts:
                     async for text in texts:
                         yield text

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 from typing import Any
 
 import av
@@ -15,14 +12,14 @@ import pytest
 from openai import AsyncOpenAI
 from websockets.asyncio.client import ClientConnection, connect
 
-from service.api.context import FEW, ServerContext
+from service.api.engines.engine_client import EngineClient
 from service.api.realtime import listening
 from service.media.audio_formats import G711_RATE
 from tests.api.realtime.conftest import Event, kinds, refused, said, tell, up_to
 from tests.media.samples import tone
 from tests.support.fake_hearing import hearing_catalog
 from tests.support.servers import RunningServer, running_server
-from tests.support.waiting import GENEROUS, until
+from tests.support.waiting import GENEROUS
 
 SECOND = (tone(440, 24_000) * 32_767).astype("<i2")
 HEARD = "conversation.item.input_audio_transcription"
@@ -100,36 +97,18 @@ async def test_null_ends_the_telling_of_transcripts(server: RunningServer, scrib
                 assert f"{HEARD}.completed" not in kinds(await up_to(socket, "response.done"))
 
 
-async def test_live_pieces_begin_together_beside_a_chat(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine gets none before. What may be a turn does not wait, nor does a conversation."""
-    steps, context, gather = list[str](), server.context, ServerContext.gather
-
-    async def spied(*given: Any) -> None:
-        steps.append("waits")
-        await gather(*given)
-        steps.append("begins")
-
-    monkeypatch.setattr("service.api.context.GATHERING", 3600.0)
-    monkeypatch.setattr(ServerContext, "gather", spied)
-    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client, AsyncExitStack() as stack:
-        chat: Any = {"model": "tiny", "messages": [{"role": "user", "content": "!endless"}], "stream": True}
-        await stack.enter_async_context(await client.chat.completions.create(**chat))
-        await until(lambda: any(one.running for state in context.engine.states for one in state.models))
-        queries = (*["intent=transcription"] * 2, "model=tiny")
-        *live, talk = [await stack.enter_async_context(dial(server, query)) for query in queries]
+async def test_pieces_of_live_speech_are_told_from_turns(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may be a turn is none, nor is what is said in a conversation."""
+    told, submit = list[bool](), EngineClient.submit
+    monkeypatch.setattr(EngineClient, "submit", lambda *of: (told.append(of[1].live), submit(*of))[1])
+    async with dial(server, "intent=transcription") as live, dial(server, "model=tiny") as talk:
         await configure(talk, "realtime", transcription={})
-        for socket, seconds in ((live[0], 3), (talk, 1)):
+        for socket, seconds in ((live, 1), (live, 3), (talk, 1)):
             heard = await speak(socket, np.tile(SECOND, seconds).tobytes())
-            assert heard[-1]["transcript"] == f"{seconds:.2f} s." and not steps
-        context.live_pieces.extend([0.0] * FEW)
-        assert (await speak(live[1], SECOND.tobytes()))[-1]["transcript"] == "1.00 s.", "few do not wait"
-        context.live_pieces.extend([time.monotonic()] * FEW)
-        spoken = [asyncio.create_task(speak(socket, SECOND.tobytes())) for socket in live]
-        await until(lambda: len(steps) == 4)
-        assert context.engine.in_flight == 1 and context.live_start is not None
-        server.loop.call_soon_threadsafe(context.live_start.cancel)
-        assert [(await one)[-1]["transcript"] for one in spoken] == ["1.00 s."] * 2
-        assert steps == ["waits", "begins", "waits", "waits", "begins", "begins"]
+            assert heard[-1]["transcript"] == f"{seconds:.2f} s."
+    assert told == [True, False, False]
 
 
 @pytest.mark.parametrize("law", ["ulaw", "alaw"])

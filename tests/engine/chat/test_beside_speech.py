@@ -7,6 +7,7 @@ from typing import Any
 
 from service.engine.arbiter import Arbiter
 from service.engine.core.worker import Control
+from service.engine.engine import FEW, GATHERING
 from service.link.messages import ModelState, Outputs
 from tests.engine.chat.test_paced_worker import DECODE, PATCH, TARGET, PacedEngine, alone, until
 from tests.support.inference import no_gradients as no_gradients
@@ -138,3 +139,33 @@ def test_rows_that_end_leave_nothing_due() -> None:
     for _ in range(6):
         engine.turn()
     assert not engine.worker.due() and "speech" in engine.kinds()[-3:]
+
+
+def test_pieces_of_live_speech_begin_together_beside_another_model() -> None:
+    """The first ones do not wait, nor does one behind which the other model stops; one that is aborted never begins."""
+    engine = SharedEngine(max_step_tokens=200, num_pages=400, max_running=16)
+    engine.streams(1)
+    engine.share()
+    prompts, begun = [tiny_prompt([[seed] * 6]) for seed in range(10)], engine.now
+    for index in range(FEW):
+        engine.submit(f"few {index}", prompts[index], live=True)
+        until(engine, f"few {index}")
+    assert engine.now - begun < GATHERING
+    engine.launched, begun = [], engine.now
+    for index in range(FEW, FEW + 3):
+        engine.submit(f"piece {index}", prompts[index], live=True)
+        engine.turn()
+    engine.abort(f"piece {FEW + 1}")
+    until(engine, f"piece {FEW}")
+    assert GATHERING <= engine.now - begun < GATHERING + 2 * TARGET
+    assert [tokens for kind, _, tokens in engine.launched if kind == "step" and tokens] == [12]
+    engine.submit("last", prompts[9], live=True)
+    engine.turn()
+    begun = engine.now
+    engine.engine.workers = {engine.worker.name: engine.worker}
+    engine.engine._arbiter = Arbiter([engine.worker])
+    engine.abort("stream 0")
+    until(engine, "last")
+    assert engine.now - begun < GATHERING
+    engine.run()
+    assert engine.tokens(f"piece {FEW + 2}") == alone(prompts[FEW + 2]) and not engine.tokens(f"piece {FEW + 1}")
