@@ -148,6 +148,9 @@ COMMANDS: tuple[Command, ...] = (
         "hearing",
         "python -m benchmarks.hearing",
     ),
+    Command(
+        "of these, all but the conversations", "hearing_live", "python -m benchmarks.hearing recognise live beside"
+    ),
     Command("steps of two commits, alternately on one GPU", "versions", "python -m benchmarks.versions OLD NEW"),
     *(
         Command(
