@@ -225,6 +225,7 @@ class StateMachine(SchedulerMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(states, "STATE_INTERVAL", self.INTERVAL)
         self.patch.setattr(states, "PROMPT_TAIL", 2)
+        self.patch.setattr(states, "ALONG", 2 * self.INTERVAL)
         self.states = states.StatePool(1 + states.ROWS_EACH * SLOTS + 2, self.pages)
         self.scheduler = Scheduler(self.pages, SlotPool(SLOTS), STEP_TOKENS, self.states)
         self.content: dict[int, tuple[ChatSequence, int]] = {}
@@ -279,7 +280,7 @@ class StateMachine(SchedulerMachine):
             np.testing.assert_array_equal(owner.token_ids(0, end), sequence.token_ids(0, end))
             assert list(owner.media_rows(0, end)) == list(sequence.media_rows(0, end))
 
-    @rule(rows=st.integers(1, 6))
+    @rule(rows=st.integers(1, 18))
     def evict_snapshots(self, rows: int) -> None:
         pool = self.states.rows
         pool.release(pool.allocate(min(rows, pool.num_available)))
@@ -300,6 +301,7 @@ class StateMachine(SchedulerMachine):
             owner, end = self.content[row]
             owner.extend_digests(owner.num_tokens)
             assert owner.digests[end // PAGE - 1] == digest and end % self.INTERVAL == 0 and digest in self.pages
+        assert self.states._along.keys() <= self.states.rows._index.keys() and len(self.states._along) <= 2
 
     def teardown(self) -> None:
         super().teardown()

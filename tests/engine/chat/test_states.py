@@ -12,6 +12,7 @@ from models.interfaces.media import Prompt
 from models.layers.kv_cache import STATE_INTERVAL
 from service.engine import memory
 from service.engine.chat import runner as chat_runner
+from service.engine.chat import scheduler as chat_scheduler
 from service.engine.chat import states as chat_states
 from service.engine.chat.sequence import Step
 from tests.models.families.family import FAMILIES
@@ -43,10 +44,13 @@ def answer(made: InlineEngine, name: str, prompt: Prompt, **sampling: Any) -> li
 
 
 @pytest.mark.parametrize(("graphs", "length"), [(True, 200), (False, 232), slow(True, 232), slow(False, 200)])
-@pytest.mark.parametrize("family", [None, slow("qwen3_5"), slow("qwen3_5_moe")])
-def test_a_hit_gives_the_bits_of_the_uncached_prompt(family: str | None, graphs: bool, length: int) -> None:
+@pytest.mark.parametrize(("family", "rest"), [(None, 2), (None, 240), slow("qwen3_5", 240), slow("qwen3_5_moe", 2)])
+def test_a_hit_gives_the_bits_of_the_uncached_prompt(
+    monkeypatch: pytest.MonkeyPatch, family: str | None, rest: int, graphs: bool, length: int
+) -> None:
     """At every boundary, the last one twice; the rest takes the bucket of 16 tokens or that of 64. Both compute pieces
-    of STATE_INTERVAL tokens: other numbers of rows may take other GEMMs."""
+    of STATE_INTERVAL tokens: other numbers of rows may take other GEMMs. The prompt before it ends there or goes on."""
+    monkeypatch.setattr(chat_states, "ALONG", STATE_INTERVAL)
     asked = {"max_tokens": 8, "logprobs": 0}
     alone = engine(family, graphs=graphs)
     expected = answer(alone, "it", text(length), **asked)
@@ -54,7 +58,7 @@ def test_a_hit_gives_the_bits_of_the_uncached_prompt(family: str | None, graphs:
     for hit in (0, 64, 128, 192):
         made = engine(family, graphs=graphs)
         if hit:
-            answer(made, "before", text(hit + chat_states.PROMPT_TAIL, 85, 86), max_tokens=1)
+            answer(made, "before", text(hit + chat_states.PROMPT_TAIL, *[85] * min(rest, 240 - hit)), max_tokens=1)
         for name, cached in (("it", hit), ("again", last)):
             assert answer(made, name, text(length), **asked) == expected, (name, hit)
             np.testing.assert_array_equal(made.log_probabilities(name), alone.log_probabilities("it"))
@@ -108,6 +112,35 @@ def test_a_chunk_that_ends_at_a_snapshot_leaves_the_one_inside_it_to_another_chu
     assert made.tokens("again") == made.tokens("second")
 
 
+def test_a_prompt_waits_for_the_snapshots_along_the_way_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_states, "ALONG", STATE_INTERVAL)
+    monkeypatch.setattr(chat_scheduler, "OVERTAKEN", 1e9)  # It is shorter.
+    made = engine()
+    made.submit("first", text(230))
+    made.turn()
+    assert answer(made, "second", text(150, 81)) == answer(engine(graphs=False), "it", text(150, 81))
+    assert made.cached_tokens()["second"] == 128
+
+
+@pytest.mark.parametrize("last", [[[72], [73]], [[40, 41]]], ids=["for a snapshot", "for the rows of two prompts"])
+def test_snapshots_along_the_way_are_few_and_the_first_to_go(monkeypatch: pytest.MonkeyPatch, last: Any) -> None:
+    """Two of 16 rows hold one, at 64 and 128. The first one is used, so the second one goes when a row is needed."""
+    monkeypatch.setattr(chat_states, "ALONG", STATE_INTERVAL)
+    made = engine(max_running=2)
+    short = {str(number): tiny_prompt([[number] * 72]) for number in range(1, 10)}
+    long = {"other": tiny_prompt([TEXT[9:239]]), "long": text(230), "use": text(100, 81)}
+    for name, prompt in {**short, **long}.items():
+        answer(made, name, prompt)
+    assert made.worker.state().snapshots == 9 + 1 + 3
+    for together in last:
+        for length in together:
+            made.submit(f"last {length}", tiny_prompt([[length] * length]))
+        made.run()
+    for name, prompt in {**short, "late": text(150, 82)}.items():
+        answer(made, f"{name} again", prompt)
+        assert made.cached_tokens()[f"{name} again"] == STATE_INTERVAL, name
+
+
 @pytest.mark.parametrize("ended", [slow("length"), "stop", slow("abort"), "preempted"])
 def test_an_answer_leaves_the_state_at_its_last_boundary(ended: str) -> None:
     alone = answer(engine(graphs=False), "it", text(100), max_tokens=60)
@@ -155,7 +188,6 @@ def test_decode_rows_do_not_ride_in_a_pass_of_chunks(monkeypatch: pytest.MonkeyP
 
 def test_few_rows_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Snapshots are evicted, least recently used first, and with their pages; answers stay right."""
-    monkeypatch.setattr(chat_states, "MOST_EACH", chat_states.ROWS_EACH)
     monkeypatch.setattr("service.engine.chat.worker.MOST_EACH", chat_states.ROWS_EACH)
     made = engine(max_running=2, num_pages=40)
     assert made.worker.state_rows == 7
