@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, groupby
 
 import av
 import numpy as np
@@ -52,7 +52,7 @@ def _chunks_of_wav(data: bytes) -> dict[bytes, Extent]:
     while place + 8 <= len(data) and b"data" not in found:
         name, size = data[place : place + 4], int.from_bytes(data[place + 4 : place + 8], "little")
         place += 8
-        found[name] = place, size
+        found.setdefault(name, (place, size))
         place += size + size % 2
     return found
 
@@ -117,7 +117,10 @@ def decode_samples(data: bytes, *, sample_rate: int, field: str, limits: AudioLi
     it is a recording."""
     blocks = _mono_blocks(data, field, limits)
     if limits.recording:
-        samples = np.concatenate([*_resampled(blocks, sample_rate)])
+        pieces = [*_resampled(blocks, sample_rate)]
+        if not pieces:  # too few to be resampled
+            raise InputError(field, "the audio has no samples")
+        samples = np.concatenate(pieces)
         samples /= max(samples.max(initial=1.0), -samples.min(initial=0.0))
         return samples
     found = [*blocks]
@@ -137,7 +140,7 @@ def _mono_blocks(data: bytes, field: str, limits: AudioLimits) -> Iterator[Block
         if count > limits.max_seconds * rate:
             raise InputError(field, f"the audio is too long: at most {limits.max_seconds:g} seconds allowed")
         # In float64: a sum of float32 samples near the largest number would overflow.
-        mono = block.mean(axis=1, dtype=np.float64)
+        mono = np.ascontiguousarray(block.T).mean(axis=0, dtype=np.float64)
         if not np.isfinite(mono).all():
             raise InputError(field, "the audio has samples that are not finite numbers")
         yield rate, mono
@@ -176,19 +179,25 @@ def _blocks(data: bytes, field: str) -> Iterator[Block]:
         stream = next(iter(container.streams.audio), None)
         if stream is None or stream.codec_context is None or stream.codec_context.name not in CODECS:
             raise InputError(field, "the file has no audio stream in a supported codec")
-        # Frames have 20 to 60 ms, for which NumPy's calls take longer than the decoder.
-        resampler = av.AudioResampler(format="fltp", frame_size=BLOCK_FRAMES)
+        rate = 0
         try:
-            for frame in chain(container.decode(stream), [None]):
-                if frame is not None:
-                    _check_format(frame.sample_rate, frame.layout.nb_channels, field)
-                for converted in resampler.resample(frame):
-                    yield converted.sample_rate, converted.to_ndarray().T
+            # Files that were joined may change their channels.
+            for _, frames in groupby(container.decode(stream), lambda frame: (frame.format.name, frame.layout.name)):
+                # Frames have 20 to 60 ms, for which NumPy's calls take longer than the decoder. Not "fltp": PyAV reads
+                # a ninth plane of eight.
+                resampler = av.AudioResampler(format="flt", frame_size=BLOCK_FRAMES)
+                for frame in chain(frames, [None]):
+                    if frame is not None:
+                        rate = rate or frame.sample_rate
+                        if frame.sample_rate != rate:
+                            raise InputError(field, "the audio changes its sample rate")
+                        _check_format(rate, frame.layout.nb_channels, field)
+                    for converted in resampler.resample(frame):
+                        yield converted.sample_rate, converted.to_ndarray().reshape(converted.samples, -1)
         except (FFmpegError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            problem = "is damaged" if isinstance(error, FFmpegError) else "changes its sample rate or its channels"
-            raise InputError(field, f"the audio {problem}") from error
+            raise InputError(field, "the audio is damaged") from error
 
 
 def _pcm_of_wav(data: bytes) -> tuple[int, np.ndarray] | None:

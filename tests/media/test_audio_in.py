@@ -100,9 +100,11 @@ async def test_through_a_worker() -> None:
     pool.close()
 
 
-def test_channels_are_mixed() -> None:
-    halves = np.stack([tone(440, 16_000), np.zeros(16_000, np.float32)], axis=1)
-    assert np.abs(decode(sound(halves, 16_000, "WAV", "FLOAT"))).max() == pytest.approx(0.25, abs=1e-3)
+@pytest.mark.parametrize("channels", [2, 8])
+@pytest.mark.parametrize("format", ["FLOAT", "PCM_16"])
+def test_channels_are_mixed(channels: int, format: str) -> None:
+    one = np.stack([tone(440, 16_000), *np.zeros((channels - 1, 16_000), np.float32)], axis=1)
+    assert np.abs(decode(sound(one, 16_000, "WAV", format))).max() == pytest.approx(0.5 / channels, abs=1e-3)
 
 
 def test_samples_are_counted_while_decoding() -> None:
@@ -217,11 +219,19 @@ def test_a_whole_wav_of_16_bits_is_what_ffmpeg_reads_of_it(monkeypatch: pytest.M
         assert np.array_equal(read(data), expected := read(unknown))
     monkeypatch.setattr("service.media.audio_decode.open_container", None)
     assert np.array_equal(read(data), expected)
+    second = data[:36] + struct.pack("<4sI16x", b"fmt ", 16) + data[36:]
+    assert np.array_equal(read(second), expected)  # the first one holds
 
 
-def test_a_change_of_the_sample_rate() -> None:
-    parts = [sound_by_av(tone(440, rate), rate, "mp3", "libmp3lame") for rate in (48_000, 24_000)]
-    assert "changes its sample rate" in refusal(b"".join(parts))
+def test_files_that_were_joined() -> None:
+    """The number of channels may change, the sample rate may not."""
+
+    def joined(*kinds: tuple[int, int]) -> bytes:
+        return b"".join(sound(np.stack([tone(440, rate)] * channels, axis=1), rate, "MP3") for rate, channels in kinds)
+
+    assert decode(joined((48_000, 1), (48_000, 2))).size == pytest.approx(32_000, abs=2_400)
+    for channels in (1, 2):
+        assert "changes its sample rate" in refusal(joined((48_000, 1), (24_000, channels)))
 
 
 @pytest.mark.parametrize(("channels", "rate"), [(1000, 16_000), (1, 3_999), (1, 200_000), (1, 0x7FFFFFFF)])
@@ -270,3 +280,6 @@ def test_a_recording_keeps_its_time_its_band_and_its_silence(rate: int) -> None:
         recorded(np.zeros(6 * rate))
     with pytest.raises(InputError, match="finite"):
         recorded(np.full(rate, np.nan))
+    if rate != 16_000:
+        with pytest.raises(InputError, match="no samples"):
+            recorded(np.zeros(1))  # too short to be resampled
