@@ -25,6 +25,8 @@ from service.media.video_decode import open_container
 
 # From here on a WAV's size stands for "unknown", as programs write it that do not seek back to the header.
 UNKNOWN_WAV_SIZE = 0x7FFF_0000
+MOST_CHUNKS = 1000
+"""Of a WAV before its samples. A hostile file has millions, which would take seconds and hundreds of megabytes."""
 SLIP = 100
 """A file may lack this fraction (1 / n) of what it tells: some programs count the header, too."""
 SEGMENT = b"\x18\x53\x80\x67"
@@ -47,9 +49,11 @@ def is_cut_short(data: bytes) -> bool:
 
 
 def _chunks_of_wav(data: bytes) -> dict[bytes, Extent]:
-    """By name, up to the samples; none of another file."""
+    """The first of each name, up to the samples; none of another file."""
     found, place = dict[bytes, Extent](), 12 if data[:4] == b"RIFF" and data[8:12] == b"WAVE" else len(data)
-    while place + 8 <= len(data) and b"data" not in found:
+    for _ in range(MOST_CHUNKS):
+        if place + 8 > len(data) or b"data" in found:
+            break
         name, size = data[place : place + 4], int.from_bytes(data[place + 4 : place + 8], "little")
         place += 8
         found.setdefault(name, (place, size))

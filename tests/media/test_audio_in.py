@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from models.interfaces.errors import InputError
-from service.media.audio_decode import decode_samples
+from service.media.audio_decode import MOST_CHUNKS, decode_samples
 from service.media.audio_out import StreamingEncoder
 from service.media.loader import decode_audio, decode_workers
 from service.media.messages import AudioLimits
@@ -221,6 +221,9 @@ def test_a_whole_wav_of_16_bits_is_what_ffmpeg_reads_of_it(monkeypatch: pytest.M
     assert np.array_equal(read(data), expected)
     second = data[:36] + struct.pack("<4sI16x", b"fmt ", 16) + data[36:]
     assert np.array_equal(read(second), expected)  # the first one holds
+    many = b"".join(struct.pack("<2I", number, 0) for number in range(2 * MOST_CHUNKS))
+    with pytest.raises(TypeError):  # it is left to FFmpeg, which is gone
+        read(data[:36] + many + data[36:])
 
 
 def test_files_that_were_joined() -> None:
