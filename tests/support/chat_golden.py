@@ -49,7 +49,7 @@ def golden_messages(processor: ChatProcessor, directory: Path, name: str) -> tup
                 parts.append(ContentPart(text=piece["text"]))
                 continue
             if piece["type"] == "video":
-                known = {name: piece[name] for name in ("fps", "frames_indices") if name in piece}
+                known: dict[str, Any] = {name: piece[name] for name in ("fps", "frames_indices") if name in piece}
                 items.append(processor.video(golden_video(directory, piece["video"], **known)))
             else:
                 items.append(processor.image(Image.open(directory / piece["image"]).convert("RGB")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class InlineEngine:
         self.observations = Observations()
         self.pool = GraphPool(where, self.config.graph_bytes)
         context = WorkerContext(self.config, where, dtype, self.pool, self.observations, time.monotonic)
-        self.model = model or tiny_model(where, dtype)
+        self.model = model or cast("ChatModel", tiny_model(where, dtype))
         self.worker = ChatWorker("tiny", processor or tiny_processor(), self.model, context)
         self.worker.allocate(num_pages)
         self.channel = ListChannel()
