@@ -24,7 +24,7 @@ def decode(data: bytes, sample_rate: int = 16_000) -> np.ndarray:
 
 
 MADE = {
-    **{name: partial(sound, tone(440, 48_000), 48_000, name.upper()) for name in ("wav", "flac", "mp3")},
+    **{name: partial(sound, tone(440, 48_000), 48_000, name.upper()) for name in ("wav", "flac", "ogg", "mp3")},
     **{
         name: partial(sound_by_av, tone(440, 48_000), 48_000, *format)
         for name, format in {
@@ -100,8 +100,7 @@ async def test_through_a_worker() -> None:
     pool.close()
 
 
-@pytest.mark.parametrize("channels", [2, 8])
-@pytest.mark.parametrize("format", ["FLOAT", "PCM_16"])
+@pytest.mark.parametrize(("channels", "format"), [(2, "FLOAT"), (8, "FLOAT"), (8, "PCM_16")])
 def test_channels_are_mixed(channels: int, format: str) -> None:
     one = np.stack([tone(440, 16_000), *np.zeros((channels - 1, 16_000), np.float32)], axis=1)
     assert np.abs(decode(sound(one, 16_000, "WAV", format))).max() == pytest.approx(0.5 / channels, abs=1e-3)
@@ -140,25 +139,16 @@ def test_loud_samples_are_scaled_not_clipped() -> None:
     [
         *(b"", b"x", b"\xff", b"not audio at all", bytes(2000), b"RIFF\0\0\0\0WAVE", b"fLaC", b"OggS" + bytes(100)),
         *(b"ID3" + bytes(500), b"\xff\xfb" * 300, b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n"),
-        sound(tone(440, 16_000), 16_000, "AIFF"),
-        sound(tone(440, 16_000), 16_000, "AU"),
+        *(sound(tone(440, 16_000), 16_000, name) for name in ("AIFF", "AU")),
     ],
 )
 def test_what_is_no_audio(data: bytes) -> None:
     refusal(data)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        sound_by_av(tone(440, 48_000), 48_000, "mp4", "aac"),
-        sound_by_av(tone(440, 48_000), 48_000, "webm", "libopus"),
-        *(sound(tone(440, 48_000), 48_000, format) for format in ("WAV", "FLAC", "OGG")),
-    ],
-    ids=["m4a", "webm", "wav", "flac", "ogg"],
-)
-def test_one_that_was_cut_short_is_not_taken_for_something_else(data: bytes) -> None:
-    assert refusal(data[:24]) == "the audio is damaged or truncated"
+@pytest.mark.parametrize("kind", ["m4a", "webm", "wav", "flac", "ogg"])
+def test_one_that_was_cut_short_is_not_taken_for_something_else(kind: str) -> None:
+    assert refusal(MADE[kind]()[:24]) == "the audio is damaged or truncated"
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.95])
@@ -219,8 +209,7 @@ def test_a_whole_wav_of_16_bits_is_what_ffmpeg_reads_of_it(monkeypatch: pytest.M
         assert np.array_equal(read(data), expected := read(unknown))
     monkeypatch.setattr("service.media.audio_decode.open_container", None)
     assert np.array_equal(read(data), expected)
-    second = data[:36] + struct.pack("<4sI16x", b"fmt ", 16) + data[36:]
-    assert np.array_equal(read(second), expected)  # the first one holds
+    assert np.array_equal(read(data[:36] + struct.pack("<4sI16x", b"fmt ", 16) + data[36:]), expected)
     many = b"".join(struct.pack("<2I", number, 0) for number in range(2 * MOST_CHUNKS))
     with pytest.raises(TypeError):  # it is left to FFmpeg, which is gone
         read(data[:36] + many + data[36:])
@@ -228,13 +217,10 @@ def test_a_whole_wav_of_16_bits_is_what_ffmpeg_reads_of_it(monkeypatch: pytest.M
 
 def test_files_that_were_joined() -> None:
     """The number of channels may change, the sample rate may not."""
-
-    def joined(*kinds: tuple[int, int]) -> bytes:
-        return b"".join(sound(np.stack([tone(440, rate)] * channels, axis=1), rate, "MP3") for rate, channels in kinds)
-
-    assert decode(joined((48_000, 1), (48_000, 2))).size == pytest.approx(32_000, abs=2_400)
-    for channels in (1, 2):
-        assert "changes its sample rate" in refusal(joined((48_000, 1), (24_000, channels)))
+    kinds = (48_000, 1), (48_000, 2), (24_000, 1), (24_000, 2)
+    mono, stereo, *slower = (sound(np.stack([tone(440, rate)] * n, axis=1), rate, "MP3") for rate, n in kinds)
+    assert decode(mono + stereo).size == pytest.approx(32_000, abs=2_400)
+    assert all("changes its sample rate" in refusal(mono + other) for other in slower)
 
 
 @pytest.mark.parametrize(("channels", "rate"), [(1000, 16_000), (1, 3_999), (1, 200_000), (1, 0x7FFFFFFF)])
@@ -279,10 +265,8 @@ def test_a_recording_keeps_its_time_its_band_and_its_silence(rate: int) -> None:
     assert np.abs(high[4000:-4000]).max() == pytest.approx(0.5, abs=0.01)
     assert not recorded(np.zeros(rate)).any() and recorded(np.zeros(rate)).size == 16_000
     assert np.abs(recorded(4 * click)).max() == pytest.approx(1.0, abs=0.05 if rate == 8_000 else 1e-6)
-    with pytest.raises(InputError, match="too long: at most 5 seconds"):
-        recorded(np.zeros(6 * rate))
-    with pytest.raises(InputError, match="finite"):
-        recorded(np.full(rate, np.nan))
-    if rate != 16_000:
-        with pytest.raises(InputError, match="no samples"):
-            recorded(np.zeros(1))  # too short to be resampled
+    few = np.zeros(0 if rate == 16_000 else 1)  # one cannot be resampled
+    refused = [(np.zeros(6 * rate), "at most 5 seconds"), (np.full(rate, np.nan), "finite"), (few, "no samples")]
+    for samples, told in refused:
+        with pytest.raises(InputError, match=told):
+            recorded(samples)
