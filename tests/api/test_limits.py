@@ -192,7 +192,7 @@ def test_health_tells_of_a_hung_engine() -> None:
 
     def hangs(config: EngineConfig, channel: Any) -> None:
         while not hang.wait(0.02):
-            channel.send(Outputs(state=fake_engine.state_of(config, "ready", {})))
+            channel.send(Outputs(state=fake_engine.state_of(config, "ready", 0)))
         over.wait()
 
     def make_link(config: EngineConfig) -> EngineLink:

@@ -161,7 +161,7 @@ def test_a_request_without_a_token_in_its_time_is_refused() -> None:
 
 def speaks_late(config: EngineConfig, channel: Channel) -> None:
     """An engine that answers after half a second."""
-    channel.send(Outputs(state=fake_engine.state_of(config, "ready", {})))
+    channel.send(Outputs(state=fake_engine.state_of(config, "ready", 0)))
     while True:
         for command in channel.receive(0.05):
             if isinstance(command, SpeechRequest):

@@ -113,7 +113,7 @@ def test_a_body_that_has_not_come_when_the_server_ends(log: pytest.LogCaptureFix
 
 def breaks_off(config: EngineConfig, channel: Channel) -> None:
     """An engine that gives a little audio, then fails the request."""
-    channel.send(Outputs(state=fake_engine.state_of(config, "ready", {})))
+    channel.send(Outputs(state=fake_engine.state_of(config, "ready", 0)))
     while True:
         for command in channel.receive(0.05):
             if isinstance(command, SpeechRequest):
