@@ -102,7 +102,7 @@ class FakeTalker:
         return not self.chats and not self.speeches
 
     def serve(self, config: EngineConfig, channel: Channel) -> None:
-        channel.send(Outputs(state=fake_engine.state_of(config, "ready", {})))
+        channel.send(Outputs(state=fake_engine.state_of(config, "ready", 0)))
         while True:
             for command in channel.receive(0.02 if self.idle else fake_engine.TICK):
                 if isinstance(command, Stop):
@@ -112,7 +112,7 @@ class FakeTalker:
             if any(outputs):
                 chat, speech, failed = outputs
                 channel.send(Outputs(chat=chat, speech=speech, failed=failed))
-            channel.send(Outputs(state=fake_engine.state_of(config, "ready", self.chats)))
+            channel.send(Outputs(state=fake_engine.state_of(config, "ready", len(self.chats))))
 
     def _obey(self, command: object, channel: Channel) -> None:
         match command:
