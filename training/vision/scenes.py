@@ -116,16 +116,17 @@ def crowded_picture(random: Random) -> Picture:
 def text_picture(random: Random, *, held_out: bool, style: str | None = None, face: str | None = None) -> Picture:
     """1 to 3 lines of words, strings or numbers. style "word" or "string": one line of that, 16 px or more."""
     width, height = canvas_size(random)
-    canvas = Canvas(random, width, height, fine=False)
+    ground, name = (None, None) if style or random.random() < 0.4 else named_ground(random)
+    canvas, huge = Canvas(random, width, height, ground, ground_name=name, fine=False), random.random() < 0.1
     ink, shade = canvas.ink()
-    number = 1 if style else random.choices((1, 2, 3), (5, 3, 2))[0]
+    number = 1 if style or huge else random.choices((1, 2, 3), (5, 3, 2))[0]
     face = face or random.choice(SEEN_FONTS)
     top = 0.0
     for index in range(number):
         room = (height - top) / (number - index)
-        text = line_text(random, held_out, style)
+        text = short_text(random)[:1] if huge and not style else line_text(random, held_out, style)
         least = 16 if style else 13
-        size = _fitting(random, face, text, width - 8, room - 4, least)
+        size = _fitting(random, face, text, width - 8, 0.87 * room if huge else room - 4, least, len(text) == 1)
         if size is None:
             text = text.split()[0][:8]
             size = _fitting(random, face, text, width - 8, room - 4, least)
@@ -160,11 +161,12 @@ def line_text(random: Random, held_out: bool, style: str | None) -> str:
     return " ".join(style_of(random.choice(words)) for _ in range(2))
 
 
-def _fitting(random: Random, face: str, text: str, width: float, height: float, least: int) -> int | None:
-    """A size in pixels at which the text has room, or None."""
+def _fitting(random: Random, face: str, text: str, width: float, height: float, least: int, big: bool) -> int | None:
+    """A size in pixels at which the text has room, or None. big: it may fill the room."""
     probe = font(face, 32)
     left, top, right, bottom = probe.getbbox(text)
-    most = min(32 * width / max(1, right - left), 32 * height / max(1, bottom - top), 110)
+    most = min(32 * width / max(1, right - left), 32 * height / max(1, bottom - top), 900 if big else 110)
+    least = max(least, int(0.3 * most)) if big else least
     if most < least:
         return None
     return math.floor(math.exp(random.uniform(math.log(least), math.log(most))))
@@ -275,12 +277,13 @@ def video_clip(random: Random) -> Picture:
         canvas.figure(moved, shade, look)
         canvas.settle()
         images.append(canvas.image)
+    end = replace(canvas.figures[0], color=second[0] if kind == "changes" else color[0])
     if random.random() < 0.4:
         # What codecs do to frames.
         quality = random.randint(40, 95)
         images = [jpeg(image, quality) for image in images]
     clip = finished(first, images, (VIDEO_MIN_PIXELS, MAX_PIXELS))
-    clip.figures, clip.places = [figure], []
+    clip.figures, clip.places, clip.end = [replace(figure, hollow=look.hollow)], [], end
     clip.motion = {"moves": ("moves", direction), "stands": ("stands",), "changes": ("changes", color[0], second[0])}[
         kind
     ]
