@@ -30,6 +30,9 @@ _KEY = re.compile(r'"(\w+)":')
 _THEY = re.compile(r"\b(they|them|their|these|those)\b", re.IGNORECASE)
 _OF_ALL = ("describe", "list", "colors", "number_of_colors", "same_color", "same_shape", "all_yn")
 """Tasks after which "they" are all shapes."""
+_OUTSIDE = json.loads((Path(__file__).parent / "outside.json").read_text(encoding="utf-8"))["known"].items()
+_KEPT = {asks[0].lower().rstrip("?.! ") for name, scene in _OUTSIDE if "asked" in name for asks in scene["asks"]}
+"""Questions of a stranger, which measure and do not teach."""
 _JSON_SHARE = 0.14
 DATA = json.loads((Path(__file__).parent / "questions.json").read_text(encoding="utf-8"))
 """By kind of picture its share, the makers of its questions with their weights, and most turns, few where an answer
@@ -100,7 +103,8 @@ def turns(random: Random, kind: str, pictures: Sequence[Picture], held_out: bool
         if turn is None:
             maker = MAKERS[_weighted(random, DATA["asked about"][kind])]
             turn = maker(Ask(random, pictures, held_out, json=random.random() < _JSON_SHARE))
-        if turn and found and not leans and found[-1].task not in _OF_ALL and _THEY.search(turn.question):
+        unclear = found and not leans and found[-1].task not in _OF_ALL
+        if turn and (turn.question.lower().rstrip("?.! ") in _KEPT or (unclear and _THEY.search(turn.question))):
             continue
         if turn is not None and all(turn.question != other.question for other in found):
             found.append(turn)

@@ -31,7 +31,7 @@ class ColorRange:
 
 
 _DATA = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-COLORS = {name: ColorRange(*spans, tuple(map(tuple, usual))) for name, (*spans, usual) in _DATA.items()}
+COLORS = {name: ColorRange(*map(tuple, spans)) for name, spans in _DATA.items()}
 COLOR_NAMES = tuple(COLORS)
 SPELLED = ("cyan", "magenta")
 """Colours without a token of their own."""
@@ -124,11 +124,9 @@ def look_of(random: Random, shape: str, ground: RGB) -> Look:
 def outline(shape: str, x: float, y: float, radius: float, look: Look) -> list[tuple[float, float]]:
     """Corners of a shape of half extent `radius` about (x, y); of an oval many points."""
     scale = 1.0
-    if shape == "square":
-        points = [(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)]
-        scale = 0.92
-    elif shape == "rectangle":
-        points = [(-1.0, -look.aspect), (1.0, -look.aspect), (1.0, look.aspect), (-1.0, look.aspect)]
+    if shape in ("square", "rectangle"):
+        scale, high = (0.92, 1.0) if shape == "square" else (1.0, look.aspect)
+        points = [(-1.0, -high), (1.0, -high), (1.0, high), (-1.0, high)]
     elif shape == "triangle":
         points = [(look.apex, -1.1), (1.0, 0.9), (-1.0, 0.9)]
     elif shape == "star":

@@ -74,8 +74,8 @@ class Picture:
     motion: tuple[str, ...] | None = None
     end: Figure | None = None
     """The shape of a clip as it is in the last frame."""
-    covers: list[tuple[Figure, Figure]] = field(default_factory=list)
-    """A shape that lies over a part of another, and the other."""
+    covers: dict[tuple[Figure, Figure], float] = field(default_factory=dict)
+    """Of a shape that lies over another, and the other, which share of that is covered."""
     strange: bool = False
     ground: str | None = None
     """Its colour, where it has one with a name all over."""
@@ -127,7 +127,7 @@ class Canvas:
         self.lines: list[Line] = []
         self.letters: list[tuple[str, float, float]] = []
         self._late: list[tuple[str, float, float, str, int, str, RGB]] = []
-        self.covers: list[tuple[Figure, Figure]] = []
+        self.covers: dict[tuple[Figure, Figure], float] = {}
         self._masks: list[tuple[Figure, np.ndarray]] = []
 
     def figure(self, figure: Figure, shade: RGB, look: Look) -> None:
@@ -136,7 +136,8 @@ class Canvas:
         self._paint(ImageDraw.Draw(mask), figure, 255, replace(look, edge=None))
         self._paint(self._draw, figure, shade, look)
         pixels = np.asarray(mask) > 0
-        self.covers += [(figure, f) for f, below in self._masks if (pixels & below).sum() > 0.06 * below.sum()]
+        shares = {(figure, f): float((pixels & below).sum() / below.sum()) for f, below in self._masks}
+        self.covers |= {pair: share for pair, share in shares.items() if share}
         self._masks.append((figure, pixels))
         self.figures.append(figure)
 

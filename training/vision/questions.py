@@ -42,21 +42,14 @@ class Turn:
     """Keys of an answer in JSON that only a schema could have asked for: training does not want them from the model."""
 
 
-@dataclass(frozen=True)
-class Option:
-    """What can be asked: an answer, its facts in JSON, and slots of the question."""
-
-    task: str
-    answer: str
-    about: About
-    facts: object
-    slots: dict[str, str]
+Option = tuple[str, str, About, object, dict[str, str]]
+"""What can be asked: a task, the answer, what that names, its facts in JSON, and slots of the question."""
 
 
 def option(task: str, answer: str, about: About = None, facts: object = None, **slots: str) -> Option:
     """Without facts those of an answer that begins with yes or no."""
     sure = {"Yes,": "yes", "No,": "no"}.get(answer.split()[0])
-    return Option(task, answer, about, facts or (sure and {"answer": sure}), slots)
+    return task, answer, about, facts or (sure and {"answer": sure}), slots
 
 
 @dataclass(frozen=True)
@@ -129,11 +122,11 @@ def _of(find: Callable[[Ask], Iterable[Option]], *tasks: str) -> Maker:
     """Any of what is found, or of these tasks."""
 
     def maker(ask: Ask) -> Turn | None:
-        found = [option for option in find(ask) if not tasks or option.task in tasks]
+        found = [option for option in find(ask) if not tasks or option[0] in tasks]
         if not found:
             return None
-        one = ask.random.choice(found)
-        return ask.turn(one.task, one.answer, one.facts, one.about, **one.slots)
+        task, answer, about, facts, slots = ask.random.choice(found)
+        return ask.turn(task, answer, facts, about, **slots)
 
     return maker
 
@@ -408,10 +401,16 @@ def outlines(ask: Ask) -> Iterator[Option]:
         yield option("filled", "They are only outlines.")
 
 
+_LEAST_COVER = 0.06
+"""Of a shape: one might argue whether less is covered at all."""
+
+
 def overlaps(ask: Ask) -> Iterator[Option]:
     """Which of two shapes lies in front of the other."""
     covers, named = ask.picture.covers, {figure for figure in unique(ask.picture, name_of) if not figure.hollow}
-    for front, behind in (pair for pair in covers if named.issuperset(pair)):
+    if min(covers.values(), default=0.0) < _LEAST_COVER:
+        return
+    for front, behind in filter(named.issuperset, covers):
         one, other = ask.named(front), ask.named(behind)
         under, over = ([f[nth] for f in covers if f[1 - nth] == of] for nth, of in ((1, front), (0, behind)))
         yield option("behind", f"I see {the_names(under)} behind the {one}.", thing=one)
@@ -754,9 +753,6 @@ def _chart(ask: Ask) -> Iterator[Option]:
         yield option("chart_title", "The chart has no title.")
 
 
-_MORE = ("larger", "bigger", "higher", "more")
-
-
 def of_parts(ask: Ask) -> Iterator[Option]:
     """Of two parts of a chart: which is larger, how much, their colours; or the whole data in JSON."""
     chart, random = ask.picture.chart, ask.random
@@ -764,7 +760,8 @@ def of_parts(ask: Ask) -> Iterator[Option]:
         return
     label, second = names = random.sample(chart.labels, 2)
     one, other = (chart.values[chart.labels.index(name)] for name in names)
-    more = random.choice((*_MORE, "smaller", "lower", "less"))
+    words = ("larger", "bigger", "higher", "more", "smaller", "lower", "less")
+    more = random.choice(words)
     slots = {"label": _spoken(ask, label), "other": _spoken(ask, second), "more": more}
     less, percent = more in ("smaller", "lower", "less"), "%" if chart.kind == "pie" else ""
     said = " and ".join(f"{quoted(name)} is {value_of(chart, name)}" for name in names)
@@ -776,7 +773,7 @@ def of_parts(ask: Ask) -> Iterator[Option]:
         yield option(
             "which_greater",
             f"{quoted(label if one > other else second)} is larger.",
-            **slots | {"more": random.choice(_MORE)},
+            **slots | {"more": random.choice(words[:4])},
         )
 
 
@@ -871,14 +868,12 @@ def _shown(picture: Picture) -> str:
     return joined([*parts, *(f"the text {quoted(line.text)}" for line in picture.lines)] or ["no shapes"])
 
 
-_IN_ONE = ("color", "shape", "count", "read", "describe")
-
-
 def in_nth(ask: Ask) -> Turn | None:
     """A question about one of two pictures, which it names."""
     nth = ask.random.randrange(2)
     one = replace(ask, pictures=[ask.pictures[nth]], json=False)
-    turn = MAKERS[ask.random.choice(_IN_ONE if one.picture.figures else ("read", "count"))](one)
+    tasks = ("read", "count", *(("color", "shape", "describe") if one.picture.figures else ()))
+    turn = MAKERS[ask.random.choice(tasks)](one)
     if turn is None or (turn.task.startswith("read") and not one.picture.lines):
         return None
     question, about = turn.question, _same_of(turn, ask.pictures[1 - nth])

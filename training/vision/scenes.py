@@ -129,7 +129,7 @@ def text_picture(random: Random, *, held_out: bool, style: str | None = None, fa
         size = _fitting(random, face, text, width - 8, 0.87 * room if huge else room - 4, least, len(text) == 1)
         if size is None:
             text = text.split()[0][:8]
-            size = _fitting(random, face, text, width - 8, room - 4, least)
+            size = _fitting(random, face, text, width - 8, room - 4, least, False)
         if size is None:
             break
         left, up, right, bottom = font(face, size).getbbox(text)
