@@ -24,7 +24,8 @@ class ColorRange:
 
     def draw(self, random: Random) -> RGB:
         if random.random() < 0.3:
-            return random.choice(self.usual)
+            usual = random.choice(self.usual)
+            return usual[0], usual[1], usual[2]
         hue, saturation, value = (random.uniform(*span) for span in (self.hue, self.saturation, self.value))
         red, green, blue = colorsys.hsv_to_rgb(hue % 360 / 360, saturation, value)
         return round(red * 255), round(green * 255), round(blue * 255)

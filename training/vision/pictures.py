@@ -128,18 +128,23 @@ class Canvas:
         self.letters: list[tuple[str, float, float]] = []
         self._late: list[tuple[str, float, float, str, int, str, RGB]] = []
         self.covers: dict[tuple[Figure, Figure], float] = {}
-        self._masks: list[tuple[Figure, np.ndarray]] = []
+        self._looks: list[tuple[Figure, Look]] = []
 
     def figure(self, figure: Figure, shade: RGB, look: Look) -> None:
         figure = replace(figure, hollow=look.hollow)
-        mask = Image.new("L", self.image.size)
-        self._paint(ImageDraw.Draw(mask), figure, 255, replace(look, edge=None))
         self._paint(self._draw, figure, shade, look)
-        pixels = np.asarray(mask) > 0
-        shares = {(figure, f): float((pixels & below).sum() / below.sum()) for f, below in self._masks}
-        self.covers |= {pair: share for pair, share in shares.items() if share}
-        self._masks.append((figure, pixels))
+        for other, how in self._looks:
+            if math.hypot(figure.x - other.x, figure.y - other.y) < 1.2 * (figure.radius + other.radius):
+                below = self._mask(other, how)
+                if share := float((self._mask(figure, look) & below).sum() / below.sum()):
+                    self.covers[figure, other] = share
+        self._looks.append((figure, look))
         self.figures.append(figure)
+
+    def _mask(self, figure: Figure, look: Look) -> np.ndarray:
+        mask = Image.new("1", self.image.size)
+        self._paint(ImageDraw.Draw(mask), figure, 1, replace(look, edge=None))
+        return np.asarray(mask)
 
     def _paint(self, pen: ImageDraw.ImageDraw, figure: Figure, shade: RGB | int, look: Look) -> None:
         x, y, radius = (value * self.scale for value in (figure.x, figure.y, figure.radius))

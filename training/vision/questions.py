@@ -390,15 +390,15 @@ def outlines(ask: Ask) -> Iterator[Option]:
     """Which of several shapes is filled and which is only an outline."""
     figures = ask.picture.figures
     hollow, filled = [f for f in figures if f.hollow], [f for f in figures if not f.hollow]
-    if not 2 <= len(figures) <= MOST_SHAPES or any(figure.hollow > _BROAD for figure in figures):
+    if not 2 <= len(figures) <= MOST_SHAPES or max(figure.hollow for figure in figures) > _BROAD:
         return
     for task, there in (("which_filled", filled), ("which_outline", hollow)):
         if len(there) == 1:
             yield option(task, f"The {there[0].name} is {filling(there[0])}.", there[0])
     if len(hollow) == 1:
         yield option("outline_color", f"The outline is {hollow[0].color}.", hollow[0])
-    if hollow and not filled:
-        yield option("filled", "They are only outlines.")
+    if not filled or (not hollow and ask.random.random() < 0.2):
+        yield option("filled", "They are only outlines." if hollow else "They are filled.")
 
 
 _LEAST_COVER = 0.06
@@ -427,9 +427,9 @@ def group(ask: Ask) -> Iterator[Option]:
     picture, random, figures = ask.picture, ask.random, tuple(reading_order(ask.picture))
     if not 0 < len(figures) <= MOST_SHAPES:
         return
-    one = random.choice(figures)
+    one = max(random.choices(figures, k=3), key=lambda figure: sum(figure.shape == other.shape for other in figures))
     things, asked = plural(one.shape), ask.asked(one.color, COLOR_NAMES)
-    for kind, key in ((one.color, color_of), (things, shape_of)):
+    for kind, key in ((one.color, color_of), (things, shape_of))[random.randrange(3) :]:
         others = tuple(figure for figure in figures if key(figure) != key(one))
         number = counted(len(others), "shape that is", "shapes that are")
         yield option("count_not", f"I see {number} not {kind}.", others, {"count": len(others)}, kind=kind)
@@ -455,10 +455,9 @@ def of_two(ask: Ask) -> Iterator[Option]:
     random = ask.random
     for figure, other in permutations(ask.picture.figures, 2) if len(ask.picture.figures) == 2 else ():
         more = random.choice(("larger", "bigger", "smaller"))
-        side, larger, bigger = side_of(figure, other), more != "smaller", figure.radius > other.radius
-        differ = of_different_size(figure, other)
+        larger, bigger = more != "smaller", figure.radius > other.radius
+        side, differ, word = side_of(figure, other), of_different_size(figure, other), "larger" if bigger else "smaller"
         if differ and bigger == larger:
-            word = "larger" if larger else "smaller"
             yield option("which_larger", f"The {figure.name} is {word}.", figure, more=more)
         if side is None:
             continue
@@ -466,7 +465,6 @@ def of_two(ask: Ask) -> Iterator[Option]:
         yield option("side_color", _COLORED.format(figure), figure, side=named)
         yield option("side_shape", f"It is {article(figure.name)}.", figure, side=named)
         if differ and figure.name != other.name:
-            word = "larger" if bigger else "smaller"
             said = f"{yes(bigger == larger)}, the {figure.name} is {word} than the {other.name}."
             opposite = wordings.word(random, "sides", side_of(other, figure) or "")
             yield option("side_yn", said, side=named, other=opposite, more=more)
@@ -997,9 +995,9 @@ def _follow_up(ask: Ask, before: Turn) -> Turn | None:
         return _lean(ask, task, answers[task])
     if before.task == "count":
         return _next_count(ask, before)
-    if (chart := ask.picture.chart) and isinstance(about, str):
-        most, other = before.task != "chart_value", random.choice([name for name in chart.labels if name != about])
-        label = about if most else other
+    if isinstance(about, str) and before.task.startswith("chart") and (chart := ask.picture.chart):
+        most = not before.task.startswith("chart_value")
+        label = about if most else random.choice([name for name in chart.labels if name != about])
         return _lean(ask, "its_value" if most else "next", f"{quoted(label)} is {value_of(chart, label)}.", next=label)
     if not isinstance(about, Figure):
         return None

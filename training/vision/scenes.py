@@ -72,11 +72,11 @@ def overlapping_picture(random: Random) -> Picture:
 
 
 def arranged_picture(random: Random) -> Picture:
-    """Two to six shapes of any one size, evenly spaced in a row, a column or two rows, often alike."""
+    """Two to six shapes of one size, evenly spaced in a row, a column or two rows, often alike, some only outlines."""
     size, (shade, name) = canvas_size(random), named_ground(random)
     canvas, number = Canvas(random, *size, shade, ground_name=name), random.randint(2, 6)
     rows = random.choice((1, 1, number, 2 if number % 2 == 0 else 1))
-    alike = random.choice(("shape", "color", "both", "none"))
+    alike, thin = random.choice(("shape", "color", "both", "none")), random.choice((0.0, 0.0, 0.0, 0.06, 0.12))
     shapes, colors = random.choices(SHAPE_NAMES, k=number), random.choices(COLOR_NAMES, k=number)
     wide, high = size[0] / (number // rows), size[1] / rows
     radius = max(10.0, min(wide, high) * random.uniform(0.2, 0.4))
@@ -84,8 +84,9 @@ def arranged_picture(random: Random) -> Picture:
         shape, color = shapes[nth * (alike not in ("shape", "both"))], colors[nth * (alike not in ("color", "both"))]
         x, y = (nth % (number // rows) + 0.5) * wide, (nth // (number // rows) + 0.5) * high
         if (found := canvas.shade(color)) is not None:
-            figure = Figure(shape, color, "medium", x, y, radius)
-            canvas.figure(figure, found, look_of(random, shape, canvas.ground))
+            look = look_of(random, shape, canvas.ground)
+            look = replace(look, hollow=thin) if thin and shape != "circle" else look
+            canvas.figure(Figure(shape, color, "medium", x, y, radius), found, look)
     return canvas.finish()
 
 
@@ -270,7 +271,7 @@ def video_clip(random: Random) -> Picture:
     for index in range(number):
         part = index / (number - 1)
         canvas = first
-        canvas.image, canvas.figures, canvas.lines = ground.copy(), [], []
+        canvas.image, canvas.figures, canvas.lines, canvas._looks = ground.copy(), [], [], []
         canvas._draw, canvas._fine = ImageDraw.Draw(canvas.image), True
         moved = replace(figure, x=x + across * length * part * room_x, y=y + down * length * part * room_y)
         shade = second[1] if kind == "changes" and part >= 0.5 else color[1]
