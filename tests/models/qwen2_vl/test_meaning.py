@@ -74,9 +74,9 @@ def test_answers_are_right() -> None:
 
 
 def check(image: Image.Image, answers: dict[str, str]) -> None:
-    """Each question of `answers` by itself."""
-    for question, wanted in answers.items():
-        message = ChatMessage("user", (ContentPart(item=0), ContentPart(text=question)))
+    """Each question of `answers` by itself, before the picture or behind it."""
+    for index, (question, wanted) in enumerate(answers.items()):
+        message = ChatMessage("user", (ContentPart(item=0), ContentPart(text=question))[:: 1 if index % 2 else -1])
         assert said([message], [loaded()[0].image(image)], wanted) == wanted, question
 
 
