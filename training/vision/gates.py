@@ -58,10 +58,7 @@ GATES: dict[str, float] = {
     "second_turn": 0.95,
 }
 NAMES = tuple(GATES)
-NOT_PROMISED = {
-    *("read_line", "beside", "json_at_place", "chart_title", "chart_words"),
-    *("describe", "list", "json_list", "colors", "at_place", "more_yn"),
-}
+NOT_PROMISED = frozenset(("read_line", "beside", "json_at_place", "chart_title", "chart_words"))
 """What the checkpoint in the package does not do well enough: measured, and said on its card."""
 REFUSING = ("thing", "thing_in_text", "strange", "not_known", "knowledge")
 BALANCED = ("exists", "is_color", "is_shape", "relation_yn", "compare_yn")
