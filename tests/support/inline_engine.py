@@ -66,16 +66,8 @@ class InlineEngine:
         self.engine = Engine([self.worker], self.pool, self.observations, self.channel, overlapped=overlapped)
         self.engine.capture_first()
 
-    def submit(
-        self,
-        name: str,
-        prompt: Any,
-        *,
-        grammar: str = "",
-        slow_grammar: bool = False,
-        live: bool = False,
-        **sampling: Any,
-    ) -> None:
+    def submit(self, name: str, prompt: Any, *, grammar: str = "", slow_grammar: bool = False, **sampling: Any) -> None:
+        live = sampling.pop("live", False)
         params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **sampling})
         now = self.engine._clock()
         self.channel.commands.append(ChatRequest(name, "tiny", prompt, params, now, grammar, slow_grammar, live))

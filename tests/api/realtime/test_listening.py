@@ -97,9 +97,7 @@ async def test_null_ends_the_telling_of_transcripts(server: RunningServer, scrib
                 assert f"{HEARD}.completed" not in kinds(await up_to(socket, "response.done"))
 
 
-async def test_pieces_of_live_speech_are_told_from_turns(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_live_pieces_are_told_from_turns(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What may be a turn is none, nor is what is said in a conversation."""
     told, submit = list[bool](), EngineClient.submit
     monkeypatch.setattr(EngineClient, "submit", lambda *of: (told.append(of[1].live), submit(*of))[1])
