@@ -151,6 +151,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "of these, all but the conversations", "hearing_live", "python -m benchmarks.hearing recognise live beside"
     ),
+    Command("of these, vision chat beside live speech", "hearing_beside", "python -m benchmarks.hearing beside"),
     Command("steps of two commits, alternately on one GPU", "versions", "python -m benchmarks.versions OLD NEW"),
     *(
         Command(
