@@ -161,11 +161,12 @@ def create_admission(
     most, pixels = settings.max_pending_bytes, settings.max_request_pixels
     # One picture at full size at a time is always decoded; of all others of a request, and of videos, little is left.
     excess = min(ImageLimits.max_pixels, pixels) * MOST_BYTES
-    shares = admission_shares(catalog)
+    kinds = {model.kind for model in catalog.models}
+    shares = SHARES if len(kinds) > 1 else {}
     admission = Admission(
         settings.max_in_flight, most, metrics, shares, others, excess_bytes=excess, max_wait=settings.queue_timeout
     )
-    largest = min(admission.largest(kind) for kind in (shares or {model.kind for model in catalog.models}))
+    largest = min(admission.largest(kind) for kind in shares or kinds)
     if most <= excess or settings.max_body > largest:
         raise SettingsError(
             f"max_pending_bytes: {most} cannot hold one request that max_request_pixels and max_body allow: {excess} "
@@ -173,13 +174,6 @@ def create_admission(
             f"quarters of what chat or speech may take (now {max(0, largest)}; lower max_body)"
         )
     return admission
-
-
-def admission_shares(catalog: Catalog) -> dict[str, float]:
-    """Share of each kind of model; empty when only one kind is served."""
-    if len({model.kind for model in catalog.models}) < 2:
-        return {}
-    return SHARES
 
 
 def media_limits(settings: Settings) -> MediaLimits:
@@ -253,7 +247,7 @@ def _add_middleware(app: FastAPI, context: ServerContext, keys: KeyRing, open_pa
 async def _lifespan(context: ServerContext) -> AsyncIterator[None]:
     """Start what the routes share, and stop it at the end."""
     context.engine.start()
-    if any(model.kind == "speech" for model in context.catalog.models):
+    if any(model.task in ("speech", "transcription") for model in context.catalog.models):
         context.encoders.import_ffmpeg()
     await _load_processors(context)
     lag = asyncio.create_task(_measure_lag(context.metrics))
