@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
@@ -110,7 +109,6 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
     def at(self, param: str) -> ApiError:
-        """The same error under another path."""
         if param == self.param:
             return self
         message = f"{param}: {self.message.removeprefix(f'{self.param}: ')}"
@@ -195,7 +193,8 @@ def as_api_error(error: Exception) -> ApiError:
         case InputError():
             return bad_request(f"{error.field}: {error}.", error.field)
         case msgspec.ValidationError():
-            return _describe(str(error))
+            path, problem = explain(str(error))
+            return bad_request(f"{path}: {problem}." if path else f"The JSON {problem}.", path or None)
         case msgspec.DecodeError() | RecursionError() | UnicodeDecodeError():
             return bad_request(f"The JSON is not valid: {unreadable(error)}.", code="invalid_json")
         case OSError() if no_space(error):
@@ -210,28 +209,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(500, "Internal server error; the server's log has the details.", code="internal_error")
 
 
-def _describe(text: str) -> ApiError:
-    """The response for msgspec's one-line message, split into message and param."""
-    path, problem = explain(text)
-    return bad_request(f"{path}: {problem}." if path else f"The JSON {problem}.", path or None)
-
-
-ANSWERED = (
-    ApiError,
-    EngineError,
-    InputError,
-    msgspec.DecodeError,
-    UnicodeDecodeError,
-    RecursionError,
-    TimeoutError,
-    OSError,
-    Exception,
-)
-"""Exceptions whose response is that of as_api_error."""
-
-
 def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> None:
-    """routes: all routes of the application, to tell which methods a path allows."""
+    """Answer what no route takes. routes: all routes of the application, to tell which methods a path allows."""
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -253,18 +232,6 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
 
     app.router.default = no_path
     app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(ClientDisconnect, _on_disconnect)
-    app.add_exception_handler(ClientLeft, _on_disconnect)
-    for kind in ANSWERED:
-        app.add_exception_handler(kind, _on_error)
-
-
-async def _on_error(_: Request, error: Exception) -> Response:
-    return as_api_error(error).response()
-
-
-async def _on_disconnect(_: Request, __: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED)  # for log and metrics: the client has gone
 
 
 def _no_such_path(path: str, routes: Sequence[BaseRoute]) -> ApiError:
