@@ -35,7 +35,6 @@ INSTRUCTION = "Represent the user's input."
 EMPTY = "NULL"
 """What the published code writes for an empty input."""
 MOST_INPUTS = 2048
-"""Inputs of a request, as in OpenAI's API."""
 AT_ONCE = 64
 """Inputs of a request that are in the engine together."""
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0, hidden=True)

@@ -38,15 +38,12 @@ T = TypeVar("T")
 
 @dataclass
 class ChoiceCounts:
-    """What one choice has so far."""
-
     tokens: int = 0
     """Generated tokens, those of the reasoning included."""
     reasoning_tokens: int = 0
     cached_tokens: int = 0
     """Prompt positions found in the prefix cache."""
     calls: int = 0
-    """Tool calls."""
     steps: StepCounts | None = None
     """Set once the engine has ended the choice."""
 
@@ -61,14 +58,11 @@ class ChatJob:
     model: HostedModel
     prompt: Prompt
     max_model_len: int
-    """Tokens that prompt and answer may have together."""
     sampling: tuple[SamplingParams, ...]
     """One for each choice."""
     stops: tuple[str, ...]
-    """Stop strings."""
     tools: ToolUse | None
     grammar: str
-    """ChatRequest.grammar."""
     formatted: bool
     """Whether an answer that calls nothing has to match a format."""
     unenforced: list[str] | UnsetType
@@ -77,7 +71,6 @@ class ChatJob:
     raw: bool = False
     """Whether answers are text as it was generated: reasoning is part of it."""
     live: bool = False
-    """ChatRequest.live."""
     counts: list[ChoiceCounts] = field(default_factory=list)
     """One for each choice."""
     group: RequestGroup = field(default_factory=RequestGroup)
@@ -116,7 +109,6 @@ class ChatJob:
 
 
 def max_choices(context: ServerContext) -> int:
-    """Choices that a request may have."""
     settings = context.settings
     return min(settings.max_n, settings.max_waiting, context.admission.max_requests("chat"))
 
@@ -135,7 +127,9 @@ async def prepare_job(
     model = context.model(body.model, task, record)
     schema.refuse(body, schema.REFUSED, "by this server")
     settings = context.settings
-    count = choice_count(body, max_choices(context))
+    count, most = body.n or 1, max_choices(context)
+    if count > most:
+        raise invalid("n", f"too many choices: {count} given, at most {most} allowed")
     use = partial(tool_use, body, model.chat_processor.call_format)
     tools = await context.in_thread(use) if body.tools or body.tool_choice else None
     record.ticket.grow(count - 1)
@@ -244,14 +238,6 @@ def _finish(context: ServerContext, job: ChatJob, index: int) -> None:
         job.record.notes["tool_calls"] = sum(choice.calls for choice in job.counts)
     if job.timed_out:
         job.record.notes["truncated"] = True
-
-
-def choice_count(body: ChatRequestBody, most: int) -> int:
-    """`n`, at most `most`."""
-    count = body.n or 1
-    if count > most:
-        raise invalid("n", f"too many choices: {count} given, at most {most} allowed")
-    return count
 
 
 def sampling_params(

@@ -240,17 +240,19 @@ async def build_prompt(
     if "audio" in kinds and processor.audio is None:
         field = references[kinds.index("audio")].field
         raise invalid(field, "this model takes no audio", "unsupported_parameter")
-    apply: Callable[[], TokenizedChat]
-    if raw is None:
-        apply = partial(processor.apply_chat_template, messages, kinds, options=options, tools=tools)
-    else:
-        apply = partial(_raw_prompt, processor, raw)
+
+    def apply() -> TokenizedChat:
+        if raw is None:
+            return processor.apply_chat_template(messages, kinds, options=options, tools=tools)
+        ids = processor.tokenize_prompt(raw) if isinstance(raw, str) else raw
+        return TokenizedChat(np.array(ids, np.int32))
+
     tokenize = partial(_tokenize, context, apply, paths, small=length <= SMALL_PROMPT)
     items: list[MediaItem] = []
     if references:
         media = PromptMedia(context, processor, references, record.client, record.ticket)
         # The text last: the event loop computes while the fetches, which have begun, wait for the network.
-        results: list[Any] = await all_results([*media.loads(), _outcome(tokenize())])
+        results: list[Any] = await all_results([*map(media.load, references), _outcome(tokenize())])
         *items, tokenized = results
         if isinstance(tokenized, InputError):  # no picture has one
             raise tokenized
@@ -279,11 +281,6 @@ def processor_of(model: HostedModel, body: ChatRequestBody) -> ChatProcessor:
         field = "mm_processor_kwargs.downsample_mode"
         raise invalid(field, "this model has no modes", "unsupported_parameter")
     return processor.modes[mode] if mode else processor
-
-
-def _raw_prompt(processor: ChatProcessor, raw: str | list[int]) -> TokenizedChat:
-    ids = processor.tokenize_prompt(raw) if isinstance(raw, str) else raw
-    return TokenizedChat(np.array(ids, np.int32))
 
 
 async def _tokenize(
@@ -378,7 +375,6 @@ def _effort(body: ChatRequestBody, given: Mapping[str, Any]) -> str | None:
 
 
 async def _outcome(work: Coroutine[Any, Any, T]) -> T | InputError:
-    """The result of the work, or its error."""
     try:
         return await work
     except InputError as error:

@@ -449,7 +449,7 @@ def _usage(job: ChatJob) -> ResponsesUsage:
 
 def encoded(events: Sequence[ResponseEvent]) -> bytes:
     """Server-sent events, which clients tell apart by name or by `type`."""
-    return b"".join(b"event: " + one.type.encode() + b"\n" + event(one) for one in events)
+    return b"".join(event(one, one.type) for one in events)
 
 
 SUMMARY = "Create a response; messages and outputs of tools may have images. Nothing is stored."

@@ -23,9 +23,9 @@ from service.api.http.errors import ApiError, invalid, renamed
 from service.api.http.middleware import RequestRecord
 from service.api.speech.delivery import AudioChunk, Delivery, Script
 from service.api.speech.live_text import LiveText
-from service.api.speech.request import SpeechJob, SpokenTooLong, max_written_chars, prepare, solver_steps
+from service.api.speech.request import SpeechJob, SpokenTooLong, max_written_chars, prepare
 from service.api.speech.schema import SpeechOptions, VoiceOptions
-from service.api.speech.speaker import find_voice
+from service.api.speech.speaker import find_voice, solver_steps
 from service.hub.catalog import OPENAI_PCM_RATE, HostedModel
 from service.media.audio_formats import CHAT_FORMATS, FORMATS, REALTIME_FORMATS
 from service.system.concurrency import merged
@@ -176,7 +176,6 @@ class SpokenAnswer:
                     yield part
 
     def transcribed(self, text: str) -> schema.DeltaAudio | UnsetType:
-        """The next piece of the transcript, as a client gets it."""
         if not text:
             return UNSET
         self._transcript += text

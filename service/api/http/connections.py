@@ -65,8 +65,6 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         self._charge()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application."""
-
         async def take() -> Message:
             message = await receive()
             if message["type"] == "websocket.receive":

@@ -44,7 +44,6 @@ DESCRIPTIONS = {
     507: "The server's disk is full.",
 }
 MISDIRECTED = 421
-"""A possible response of every path."""
 WORK_ERRORS = (400, 401, 403, 404, 408, 413, 415, 499, 500, 503, 504)
 """Error statuses of routes that use the engine."""
 
@@ -182,7 +181,6 @@ async def docs(request: Request) -> HTMLResponse:
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """An OpenAPI document as HTML."""
     return PAGE.render(document=document, type_text=type_text, fields=fields, schema_name=schema_name)
 
 

@@ -36,6 +36,7 @@ from service.api.speech.speaker import (
     encoder_of,
     find_voice,
     named_reference,
+    no_voice,
     spoken_text,
 )
 from service.hub.catalog import Catalog, HostedModel
@@ -149,11 +150,11 @@ async def delete_voice(request: Request, voice: str) -> Response:
     context = context_of(request)
     found = context.voices.find(voice, context.owner(record_of(request.scope).client))
     if found is None:
-        raise _not_found()
+        raise no_voice("No uploaded voice")
     try:
         await context.in_thread(lambda: context.voices.delete(found.id))
     except VoiceStoreError as error:
-        raise _not_found() if error.reason == "gone" else _store_error(error) from error
+        raise no_voice("No uploaded voice") if error.reason == "gone" else _store_error(error) from error
     return json_response(VoiceDeleted(found.id))
 
 
@@ -267,15 +268,6 @@ async def _described(
 def _store_error(error: VoiceStoreError) -> ApiError:
     field, message = ("name", f"name: {error}.") if error.reason == "exists" else (None, f"{error}.")
     return ApiError(STATUS[error.reason], message, param=field, code=CODES.get(error.reason, "internal_error"))
-
-
-def _not_found() -> ApiError:
-    return ApiError(
-        404,
-        "No uploaded voice has this id or name; GET /v1/audio/voices lists them.",
-        param="voice",
-        code="voice_not_found",
-    )
 
 
 def _object(context: ServerContext, voice: Voice | Adapter | str) -> VoiceObject:
