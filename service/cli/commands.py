@@ -18,9 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -56,7 +54,7 @@ def write_audio(out: Path, chunks: Iterator[bytes], audio_format: str) -> int:
     size = 0
     try:
         # Without a buffer, so that a full disk is noticed here. What is left of an older file is cut off at the end.
-        with open(out, "wb", buffering=0, opener=_opened_as_it_is) as file:
+        with open(out, "wb", buffering=0, opener=lambda path, flags: os.open(path, flags & ~os.O_TRUNC, 0o666)) as file:
             for chunk in itertools.chain((first,), chunks):
                 left = memoryview(chunk)
                 while left:
@@ -64,8 +62,9 @@ def write_audio(out: Path, chunks: Iterator[bytes], audio_format: str) -> int:
                     left, size = left[written:], size + written
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 file.truncate(size)
-                if audio_format == "wav":
-                    _write_lengths(file, size)
+                for at in (4, 40) if audio_format == "wav" else ():  # players may trust the lengths in a header
+                    file.seek(at)
+                    file.write(struct.pack("<I", size - at - 4))
     except BaseException as error:
         if (size or not was_there) and out.is_file() and not out.is_symlink():
             out.unlink()
@@ -73,17 +72,6 @@ def write_audio(out: Path, chunks: Iterator[bytes], audio_format: str) -> int:
             error.filename = str(out)
         raise
     return size
-
-
-def _opened_as_it_is(path: str, flags: int) -> int:
-    return os.open(path, flags & ~os.O_TRUNC, 0o666)
-
-
-def _write_lengths(file: FileIO, size: int) -> None:
-    """A streamed WAV header holds no real lengths, and some players trust them."""
-    for at in (4, 40):
-        file.seek(at)
-        file.write(struct.pack("<I", size - at - 4))
 
 
 MEDIA_FIELD = re.compile(r"^(?:file|messages\[\d+\]\.content\[(\d+)\]\.(?:image|video)_url(?:\.url)?)(?=:)")
@@ -106,7 +94,7 @@ class ApiClient:
     def __enter__(self) -> ApiClient:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.close()
 
     def models(self) -> list[dict[str, Any]]:
@@ -136,9 +124,12 @@ class ApiClient:
         }
         with self._reaching(), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
             _check(response, files)
-            for line in response.iter_lines():
-                if line.startswith("data: ") and line != "data: [DONE]":
-                    yield from _pieces(json.loads(line.removeprefix("data: ")))
+            for event in _events(response):
+                for choice in event["choices"]:
+                    delta = choice["delta"]
+                    pieces = delta.get("reasoning_content") or "", delta.get("content") or ""
+                    if any(pieces):
+                        yield pieces
 
     def speech(
         self,
@@ -179,14 +170,10 @@ class ApiClient:
         path, files = "/v1/audio/transcriptions", {"file": (file.name, audio)}
         with self._reaching(), self._http.stream("POST", path, data=fields, files=files) as response:
             _check(response, [file])
-            if not live:
+            if live:
+                yield from (event.get("delta", "") for event in _events(response))
+            else:
                 yield response.read().decode()
-            for line in response.iter_lines() if live else ():
-                if line.startswith("data: ") and line != "data: [DONE]":
-                    said = json.loads(line.removeprefix("data: "))
-                    if "error" in said:
-                        raise ServerError(said["error"]["message"])
-                    yield said.get("delta", "")
 
     def get(self, path: str) -> httpx.Response:
         """A raw GET (/health, /metrics); never raises on status."""
@@ -251,15 +238,14 @@ def _media_part(file: Path) -> dict[str, Any]:
     return {"type": field, field: {"url": f"data:{media_type};base64,{base64.b64encode(data).decode()}"}}
 
 
-def _pieces(chunk: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(reasoning, answer) of a chunk of a chat stream, without empty pieces. ServerError for an error in the stream."""
-    if "error" in chunk:
-        raise ServerError(chunk["error"]["message"])
-    for choice in chunk["choices"]:
-        delta = choice["delta"]
-        pieces = delta.get("reasoning_content") or "", delta.get("content") or ""
-        if any(pieces):
-            yield pieces
+def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The server-sent events of an answer. ServerError for an error among them."""
+    for line in response.iter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                raise ServerError(event["error"]["message"])
+            yield event
 
 
 def _check(response: httpx.Response, files: Sequence[Path] = ()) -> None:
@@ -531,8 +517,6 @@ def pull(model: Annotated[str, typer.Argument(help="Hub id, or HUB_ID@REVISION."
 
 
 class ScrapedMetrics:
-    """Samples of a server's /metrics."""
-
     def __init__(self, response: httpx.Response) -> None:
         families = text_string_to_metric_families(response.text)
         self._samples = [sample for family in families for sample in family.samples]

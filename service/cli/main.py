@@ -69,25 +69,22 @@ def _settings_command(command: Any) -> Any:
     description from Settings."""
     parameters = [*inspect.signature(command, eval_str=True).parameters.values()][:-1]
     for name, field in Settings.model_fields.items():
-        kind = _flag_type(field.annotation)
+        # Settings converts strings; None: not given.
+        several = typing.get_origin(field.annotation) is tuple
+        kind: Any = list[str] if several else bool if field.annotation is bool else str
         shown = shown_default(name)
         option = typer.Option(
             help=escape(f"{descriptions()[name]} [{shown}]" if shown else descriptions()[name]),
             metavar="" if field.annotation is bool else placeholder(name),
         )
         parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+            )
         )
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
-
-
-def _flag_type(annotation: Any) -> Any:
-    """The type of a setting's flag: a switch, a string or several strings, which Settings converts. None: not given."""
-    if typing.get_origin(annotation) is tuple:
-        return list[str] | None
-    return bool | None if annotation is bool else str | None
 
 
 @app.command(cls=ServeCommand)

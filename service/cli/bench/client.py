@@ -106,14 +106,13 @@ def _write(line: bytes) -> None:
         os._exit(1)  # the parent has ended, and nobody is left to be told
 
 
-def _barrier() -> bytes:
-    _write(READY)
-    return _read()
-
-
 def main() -> None:
+    def barrier() -> bytes:
+        _write(READY)
+        return _read()
+
     assignment = msgspec.json.decode(_read(), type=Assignment)
-    asyncio.run(run(assignment, _barrier, lambda record: _write(msgspec.json.encode(record) + b"\n")))
+    asyncio.run(run(assignment, barrier, lambda record: _write(msgspec.json.encode(record) + b"\n")))
 
 
 if __name__ == "__main__":

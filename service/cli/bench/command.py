@@ -86,8 +86,6 @@ def report(
 
 @dataclass(frozen=True)
 class Options:
-    """Options of every load."""
-
     url: Url = DEFAULT_URL
     key: Key = ""
     model: Model = ""

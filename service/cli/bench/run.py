@@ -22,7 +22,6 @@ CLIENT = python_command("service.cli.bench.client")
 LEAD_SECONDS = 0.3
 """Seconds of head start, to tell every client the start time."""
 _REASONS = 5
-"""Number of reasons for failures in a summary, the most frequent ones."""
 _TEMPLATE_TOKENS = 64
 """More tokens than a chat template writes before what a request brings."""
 QUANTILES = (10, 25, 50, 75, 90, 95, 99)
@@ -75,20 +74,17 @@ def _assignments(clients: Clients) -> list[Assignment]:
     requests, those with fewer lanes would end last, and alone."""
     load = clients.load
     processes = max(1, min(clients.processes, load.requests, load.concurrency or load.requests))
-    arrivals = _poisson_arrivals(load) if load.rate else None
+    arrivals: list[float] = []
+    if load.rate:  # seconds after the beginning, of a Poisson process
+        arrivals = np.random.default_rng(load.seed).exponential(1 / load.rate, load.requests).cumsum().tolist()
     assignments = []
     for index in range(processes):
-        offsets = tuple(float(t) for t in arrivals[index::processes]) if arrivals is not None else ()
+        offsets = tuple(arrivals[index::processes])
         lanes = range(index, load.concurrency, processes)
         count = len(offsets) if load.rate else sum(len(range(lane, load.requests, load.concurrency)) for lane in lanes)
         seed = load.seed * 1009 + index
         assignments.append(Assignment(load, seed, len(lanes), count, offsets, clients.after, clients.until))
     return assignments
-
-
-def _poisson_arrivals(load: AnyLoad) -> np.ndarray:
-    """Seconds after the beginning, [requests]."""
-    return np.cumsum(np.random.default_rng(load.seed).exponential(1 / load.rate, load.requests))
 
 
 def _run(assignments: Sequence[Assignment], report: Report) -> list[list[Record]]:
