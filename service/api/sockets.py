@@ -35,8 +35,6 @@ GOODBYES = (1000, GOING_AWAY, 1005)
 
 
 class StreamClosed(Exception):
-    """End the session with this close code."""
-
     def __init__(self, code: int = 1000, reason: str = "") -> None:
         super().__init__(reason)
         self.code = code
@@ -92,7 +90,6 @@ class Inbox:
         """Messages and what they are charged with, ApiError for one that the server has no room for, None when the
         client has gone."""
         self._handled = 0
-        """What the last message that was taken is charged with."""
         self.goodbye = False
         """Whether the client has closed the socket because it is done, and has not just vanished."""
         self._reader = asyncio.create_task(self._read())

@@ -272,8 +272,7 @@ async def _prepared(
     context: ServerContext, body: TranscriptionForm, model: HostedModel, form: FormData, record: RequestRecord
 ) -> Hearing:
     """Decode the file and cut it into pieces. ApiError or InputError names the field that does not fit."""
-    audio, file = model.chat_processor.audio, form.get("file")
-    assert audio is not None
+    audio, file = hearing_of(model), form.get("file")
     if not isinstance(file, UploadFile):
         raise invalid("file", "must be a file")
     named = body.language or (body.languages[0] if len(body.languages) == 1 else None)
@@ -295,12 +294,17 @@ async def _prepared(
     return Hearing(context, body, model, audio, language, record, pieces)
 
 
+def hearing_of(model: HostedModel) -> AudioInput:
+    audio = model.chat_processor.audio
+    assert audio is not None
+    return audio
+
+
 async def pieces_of(
     context: ServerContext, model: HostedModel, samples: np.ndarray, seconds: float, record: RequestRecord
 ) -> list[Piece]:
     """The pieces of a recording, for which the record's ticket takes places."""
-    audio = model.chat_processor.audio
-    assert audio is not None
+    audio = hearing_of(model)
     cut = await context.in_thread(lambda: audio.pieces(samples, seconds))
     ends = np.cumsum([len(one) for one in cut]) / audio.sample_rate
     record.ticket.grow(min(len(cut), AT_ONCE) - 1)

@@ -42,7 +42,6 @@ class InFlightRequests:
         return len(self._streams)
 
     def __iter__(self) -> Iterator[str]:
-        """Their ids."""
         return iter(self._streams)
 
     def find(self, request_id: str) -> RequestStream | None:
@@ -59,7 +58,6 @@ class InFlightRequests:
         return stream
 
     def take(self, outputs: Outputs) -> None:
-        """Delivers deltas and failures to the streams that they are for."""
         now = time.monotonic()
         if outputs.chat:
             observe_tokens(self._metrics, self._streams, outputs.chat, now)
@@ -161,7 +159,6 @@ class EngineClient:
     # Life
 
     def start(self) -> None:
-        """Start the engine in the background."""
         self._task = asyncio.create_task(self._supervise() if self._supervises else self._follow(), name=self._name)
 
     @property
@@ -230,7 +227,6 @@ class EngineClient:
 
     @property
     def ready(self) -> bool:
-        """Whether it accepts requests."""
         return self.phase == "ready"
 
     @property
@@ -240,7 +236,6 @@ class EngineClient:
 
     @property
     def in_flight(self) -> int:
-        """Number of requests."""
         return len(self.requests)
 
     # Requests

@@ -223,7 +223,6 @@ class Engines:
                 client.send(command)
 
     def _loads(self, without: Collection[int] = ()) -> dict[int, Load]:
-        """Loads of the engines that accept requests."""
         others = {} if self._others is None else self._others.requests()
         return {
             index: Load(client.in_flight + others.get(str(index), 0), _slack(client.state))

@@ -114,11 +114,8 @@ class Output:
         await self._emit(server_event(type, **fields))
 
     def _part(self, text: str) -> schema.OutputPart:
-        return (
-            schema.OutputPart(type="audio", transcript=text)
-            if self._format
-            else schema.OutputPart(type="text", text=text)
-        )
+        kind = "audio" if self._format else "text"
+        return msgspec.convert({"type": kind, self._field: text}, schema.OutputPart)
 
 
 @dataclass(eq=False)
@@ -150,7 +147,6 @@ class Answer:
     _message: Output | None = None
     _calls: list[Output] = field(default_factory=list)
     _outputs: list[Output] = field(default_factory=list)
-    """The message and the calls, in order."""
     _cancelled: Literal["client_cancelled", "turn_detected"] | None = None
     _ending: bool = False
     _telling: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -171,7 +167,6 @@ class Answer:
         await asyncio.wait({self.task})
 
     async def stop(self) -> None:
-        """Nobody listens any more."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
@@ -263,7 +258,6 @@ class Answer:
             await self._calls[delta.index].write(delta.function.arguments)
 
     async def _output(self, format: schema.RealtimeFormat | None = None, **fields: Any) -> Output:
-        """Begin the next item."""
         item = ConversationItem(id=new_id("item"), object="realtime.item", status="in_progress", **fields)
         output = Output(self.id, len(self._outputs), self.emit, self.conversation, item, format)
         self._outputs.append(output)
@@ -311,7 +305,6 @@ class Answer:
 
 
 def error_event(error: ApiError, event_id: str | None) -> ServerEvent:
-    """event_id: of the client's event that caused it."""
     fields = {name: getattr(error, name) for name in ("message", "type", "code", "param", "retry_after")}
     return server_event("error", error=schema.RealtimeErrorDetail(event_id=event_id, **fields))
 
@@ -352,7 +345,6 @@ def _request(model: str, config: schema.RealtimeConfig, messages: list[Message])
 
 
 def chat_tools(config: schema.RealtimeConfig) -> dict[str, Any]:
-    """The fields of a chat request that describe the tools."""
     asked = config.tool_choice
     if not config.tools and asked in ("none", "auto"):
         return {}

@@ -13,8 +13,7 @@ import numpy as np
 from msgspec import UNSET
 
 from models.interfaces.errors import InputError
-from models.interfaces.processor import AudioInput
-from service.api.chat.transcriptions import PIECE_SECONDS, Hearing, TranscriptionForm, pieces_of
+from service.api.chat.transcriptions import PIECE_SECONDS, Hearing, TranscriptionForm, hearing_of, pieces_of
 from service.api.context import ServerContext
 from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, as_api_error, explain, invalid
@@ -69,7 +68,6 @@ class Ears:
         self._tell = tell
         self._audio = bytearray()
         self._begin_ms = 0.0
-        """Where the buffer begins, since the session began."""
         self._format = PCM
         self._options = RealtimeTranscription()
         self.detection: ServerVad | SemanticVad | None = ServerVad()
@@ -83,15 +81,14 @@ class Ears:
     def configure(self, given: RealtimeInput, now: RealtimeInput) -> RealtimeInput:
         """`now` with what is given. ApiError names the field that does not fit."""
         at = "session.audio.input"
-        format = _read(given.format, RealtimeFormat, f"{at}.format") or now.format
-        if format.rate not in (None, format.sample_rate):
-            raise invalid(f"{at}.format.rate", f"{format.rate} given, must be {format.sample_rate} for {format.type}")
+        format: RealtimeFormat = _read(given.format, RealtimeFormat, f"{at}.format") or now.format
+        format = format.settled(f"{at}.format")
         options = now.transcription
         if given.transcription is not UNSET:
             options = _read(given.transcription, RealtimeTranscription, f"{at}.transcription")
         if options is not None and options.language:
             try:
-                self._hears(self._named(options)).language(options.language)
+                hearing_of(self._named(options)).language(options.language)
             except InputError as error:
                 raise invalid(f"{at}.transcription.language", str(error)) from error
         detection = self.detection
@@ -101,13 +98,13 @@ class Ears:
         changed = format.type != self._format.type
         if changed:
             self.take()
-        self._format = RealtimeFormat(type=format.type, rate=format.sample_rate)
+        self._format = format
         if changed or detection != self.detection:
             self.detection = detection
             self._restart_detection()
         self._options, self.tells = options or RealtimeTranscription(), options is not None
         self.model = self._named(self._options)
-        return msgspec.structs.replace(now, format=self._format, transcription=options, turn_detection=detection)
+        return msgspec.structs.replace(now, format=format, transcription=options, turn_detection=detection)
 
     async def append(self, audio: str) -> list[Boundary]:
         """The boundaries of turns that the next samples complete, in milliseconds of the session. audio: base64.
@@ -216,7 +213,7 @@ class Ears:
 
     async def _hearing(self, record: RequestRecord, data: bytes, *, live: bool) -> Hearing:
         context, model, asked, format = self._context, self.model, self._options, self._format
-        audio = self._hears(model)
+        audio = hearing_of(model)
         form = TranscriptionForm(file="", model=model.name, prompt=asked.prompt or "", keywords=asked.keywords or [])
         language = audio.language(asked.language) if asked.language else None
         heard = await context.in_thread(lambda: resample(_decoded(data, format), format.sample_rate, audio.sample_rate))
@@ -228,11 +225,6 @@ class Ears:
         """The model that a client names, or else the one of the session: clients name OpenAI's by default."""
         found = self._context.catalog.get(options.model or "")
         return found if found is not None and found.task == "transcription" else self.model
-
-    def _hears(self, model: HostedModel) -> AudioInput:
-        audio = model.chat_processor.audio
-        assert audio is not None
-        return audio
 
 
 def _decoded(data: bytes, format: RealtimeFormat) -> np.ndarray:

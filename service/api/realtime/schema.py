@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from service.api.chat.schema import AudioParams, Int64, Modality
 from service.api.chat.transcriptions import TokenUsage, TranscribedLanguage
+from service.api.http.errors import invalid
 from service.api.speech.schema import VoiceOptions
 from service.hub.catalog import OPENAI_PCM_RATE
 from service.media.audio_formats import CHAT_FORMATS, FORMATS, G711_RATE, REALTIME_FORMATS, RealtimeType
@@ -80,6 +81,12 @@ class RealtimeFormat(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sample_rate(self) -> int:
         return OPENAI_PCM_RATE if self.type == "audio/pcm" else G711_RATE
+
+    def settled(self, field: str) -> RealtimeFormat:
+        """The format with its rate. ApiError 400 for another rate, which is named below `field`."""
+        if self.rate not in (None, self.sample_rate):
+            raise invalid(f"{field}.rate", f"{self.rate} given, must be {self.sample_rate} for {self.type}")
+        return RealtimeFormat(type=self.type, rate=self.sample_rate)
 
     @property
     def bytes_per_second(self) -> int:

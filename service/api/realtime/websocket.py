@@ -91,7 +91,7 @@ class Session:
         self._id = new_id("sess")
         self._conversation = Conversation(context.settings, record.ticket)
         self._answer: Answer | None = None
-        hosted = next((model for model in context.catalog.models if model.task == "transcription"), None)
+        hosted = context.catalog.of_task("transcription")
         self._ears = None if hosted is None else Ears(context, record, hosted, self._tell)
         heard = RealtimeInput(format=PCM, turn_detection=self._ears and self._ears.detection, transcription=None)
         self._config = RealtimeConfig(
@@ -141,7 +141,6 @@ class Session:
 
     @property
     def _transcribes(self) -> bool:
-        """Whether this is a session of transcripts alone."""
         return self._model.task == "transcription"
 
     def _requested_model(self) -> HostedModel:
@@ -300,7 +299,6 @@ class Session:
                 await self.send_error(as_api_error(error))
 
     async def _settle(self) -> None:
-        """Wait until the last turn is written down."""
         if self._turn is not None:
             await self._events.wait(self._turn)
             self._turn.result()  # raises if an event could not be sent
@@ -462,9 +460,7 @@ HEARING = {
 }
 """Fields of the objects that are in force where a model that hears is hosted."""
 OTHER_TOOLS = ("mcp", "web_search", "file_search", "code_interpreter")
-"""Types of tools that OpenAI's servers run themselves."""
 MAX_PATH = 100
-"""Characters of the path of a field that a client names."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -517,13 +513,9 @@ def updated(config: RealtimeConfig, given: schema.Overrides, field: str, *, hear
     output = config.output
     if given.audio is not None and given.audio.output is not None:
         output = _overlaid(output, given.audio.output)
-        format = output.format
-        if format is not None:
-            if format.rate not in (None, format.sample_rate):
-                problem = f"{format.rate} given, must be {format.sample_rate} for {format.type}"
-                raise invalid(f"{field}.audio.output.format.rate", problem)
-            format = schema.RealtimeFormat(type=format.type, rate=format.sample_rate)
-            output = msgspec.structs.replace(output, format=format)
+        if output.format is not None:
+            settled = output.format.settled(f"{field}.audio.output.format")
+            output = msgspec.structs.replace(output, format=settled)
     modalities = given.output_modalities or given.modalities or config.output_modalities
     return msgspec.structs.replace(
         _overlaid(config, given),
@@ -533,7 +525,6 @@ def updated(config: RealtimeConfig, given: schema.Overrides, field: str, *, hear
 
 
 def _overlaid(base: T, given: msgspec.Struct) -> T:
-    """`base`, with the fields that `given` sets."""
     values = {name: getattr(given, name, None) for name in base.__struct_fields__}
     return msgspec.structs.replace(base, **{name: value for name, value in values.items() if value is not None})
 
