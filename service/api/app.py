@@ -20,7 +20,6 @@ from service.api import health_routes as operations
 from service.api.chat import completions, embeddings, rerank, responses, transcriptions
 from service.api.chat import route as chat
 from service.api.chat.job import max_choices
-from service.api.chat.prompt import MAX_VIDEOS
 from service.api.chat.schema import ChatRequestBody
 from service.api.context import ServerContext
 from service.api.engines.engine_client import EngineClient
@@ -184,7 +183,7 @@ def media_limits(settings: Settings) -> MediaLimits:
             min(VideoLimits.max_bytes, settings.max_body), max_frames=settings.max_frames, max_decoded_bytes=decoded
         ),
         recording=replace(MediaLimits.recording, max_bytes=min(MediaLimits.recording.max_bytes, settings.max_body)),
-        request=RequestLimits(settings.max_images + MAX_VIDEOS, settings.max_body, decoded),
+        request=RequestLimits(settings.max_body, decoded),
     )
 
 

@@ -141,7 +141,6 @@ class ApiClient:
         speed: float = 1.0,
         seed: int | None = None,
     ) -> Iterator[bytes]:
-        """The audio as it arrives."""
         body = {
             "model": model or self.first("speech"),
             "input": text,
@@ -490,15 +489,16 @@ def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
     if any(left := said.get("background", {}).values()):
         captures, voices = left
         typer.echo(f"still to do while there are no requests: {captures} captures, {voices} built-in voices")
-    engines = found.engines()
-    table = _table("model", "kind", *(["engine"] if engines else []), "running", "waiting", "KV cache in use")
-    for (name, card), engine in itertools.product(cards.items(), engines or [""]):
-        running, waiting, usage = (
-            found.of("reprise_" + metric, name, engine)
-            for metric in ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
-        )
-        where = [engine] if engines else []
-        table.add_row(name, card["kind"], *where, f"{running:.0f}", f"{waiting:.0f}", f"{usage:.0%}")
+    engines = sorted(found.sums("reprise_requests_running", "engine"), key=lambda index: int(index or 0)) or [""]
+    column = ["engine"] if engines != [""] else []
+    table = _table("model", "kind", *column, "running", "waiting", "KV cache in use")
+    shown = ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
+    for name, card in cards.items():
+        sums = [found.sums(f"reprise_{metric}", "engine", model=name) for metric in shown]
+        for engine in engines:
+            running, waiting, usage = (by_engine.get(engine, 0.0) for by_engine in sums)
+            where = [engine] if column else []
+            table.add_row(name, card["kind"], *where, f"{running:.0f}", f"{waiting:.0f}", f"{usage:.0%}")
     Console().print(table)
 
 
@@ -521,12 +521,6 @@ class ScrapedMetrics:
         families = text_string_to_metric_families(response.text)
         self._samples = [sample for family in families for sample in family.samples]
 
-    def of(self, name: str, model: str, engine: str) -> float:
-        """engine: empty if there is only one."""
-        labels = (model, engine)
-        found = (s for s in self._samples if s.name == name)
-        return sum(s.value for s in found if (s.labels.get("model"), s.labels.get("engine", "")) == labels)
-
     def sums(self, name: str, label: str = "", **wanted: str) -> dict[str, float]:
         """Sums of the samples with the wanted labels, by the values of `label`."""
         sums: dict[str, float] = {}
@@ -536,18 +530,13 @@ class ScrapedMetrics:
                 sums[value] = sums.get(value, 0.0) + sample.value
         return sums
 
-    def engines(self) -> list[str]:
-        """Indexes of the engines; empty if there is only one."""
-        found = {s.labels["engine"] for s in self._samples if "engine" in s.labels}
-        return sorted(found, key=int)
-
     def label(self, name: str, label: str) -> str:
         return next((s.labels.get(label, "") for s in self._samples if s.name == name), "")
 
     def gpu_memory(self) -> str:
         """Memory of the devices of all engines; empty on a CPU."""
-        states = [(s.labels["state"], s.value) for s in self._samples if s.name == "reprise_gpu_memory_bytes"]
-        total, free = sum(value for _, value in states), sum(value for state, value in states if state == "free")
+        states = self.sums("reprise_gpu_memory_bytes", "state")
+        total, free = sum(states.values()), states.get("free", 0.0)
         return f"{(total - free) / GIB:.1f} of {total / GIB:.1f} GiB used" if total else ""
 
 

@@ -64,7 +64,6 @@ class StreamingEncoder:
 
     @property
     def needs_ffmpeg(self) -> bool:
-        """For a filter or its codec."""
         return not self._unchanged or FORMATS[self._name].codec not in ("", LAME)
 
     @cached_property

@@ -67,18 +67,17 @@ class Codec:
 class TempoAndRate:
     """FFmpeg's atempo filter (0.5 to 100 each, so speed 0.25 needs two) and its resampler."""
 
-    def __init__(self, rate_in: int, rate_out: int, speed: float) -> None:
+    def __init__(self, rate_in: int, rate_out: int, speed: float = 1.0, options: str = "") -> None:
+        """options: of the resampler."""
         self._rate_in = rate_in
         self._changes_tempo = speed != 1.0
         self._ratio = rate_out / (rate_in * speed)
         """Samples of the output for one of the input."""
         self._position = 0
         self._given = 0
-        """Samples of the output that have been given."""
         tempos = [] if speed == 1.0 else [speed] if speed >= 0.5 else [0.5, speed / 0.5]
-        self._graph = audio_graph(
-            rate_in, *(("atempo", f"{tempo:.9f}") for tempo in tempos), ("aresample", str(rate_out)), MONO
-        )
+        resample = ("aresample", f"{rate_out}:{options}" if options else f"{rate_out}")
+        self._graph = audio_graph(rate_in, *(("atempo", f"{tempo:.9f}") for tempo in tempos), resample, MONO)
 
     def push(self, samples: np.ndarray) -> Iterator[np.ndarray]:
         """Takes samples float32 [n] at rate_in; gives those at rate_out that are complete, float32 [n] each."""

@@ -275,19 +275,12 @@ class MediaBudget:
         self.client = client
         self._limits = limits
         self._lock = threading.Lock()
-        self._items = 0
         self._bytes = 0
         self._decoded_bytes = 0
 
     @property
     def decoded_bytes_left(self) -> int:
         return self._limits.max_decoded_bytes - self._decoded_bytes
-
-    def take_item(self, field: str) -> None:
-        with self._lock:
-            self._items += 1
-        if self._items > self._limits.max_items:
-            raise InputError(field, f"too many images and videos: at most {self._limits.max_items} allowed")
 
     def take_bytes(self, count: int, field: str) -> None:
         """Counts encoded bytes, before they are read or decoded."""
@@ -346,7 +339,6 @@ class MediaLoader:
         self._audio = FairSemaphore(pool.size)
 
     def budget(self, client: str = "") -> MediaBudget:
-        """A new budget, for one request of a client."""
         return MediaBudget(self._limits.request, client)
 
     async def image(
@@ -358,7 +350,6 @@ class MediaLoader:
         budget: MediaBudget,
         room: Room = UNLIMITED,
     ) -> T:
-        budget.take_item(field)
         limits, counted = self._limits.image, False
         data = await self._read(url, field, limits.max_bytes, budget, room)
 
@@ -389,7 +380,6 @@ class MediaLoader:
         room: Room = UNLIMITED,
     ) -> T:
         """A video file, or a list of frames (is_frame_list) at `frame_list_fps` or seen at `frame_list_times`."""
-        budget.take_item(field)
         limits, counted = self._limits.video, False
 
         def choose_within_budget(metadata: VideoMetadata) -> tuple[Sequence[int], FrameResizer]:

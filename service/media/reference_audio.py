@@ -92,14 +92,12 @@ REACH = 64
 
 def resample(samples: np.ndarray, rate_in: int, rate_out: int) -> np.ndarray:
     """float32 [n] at rate_in -> float32 [ceil(n * rate_out / rate_in)] at rate_out, without delay."""
-    from service.media.ffmpeg_audio import MONO, audio_frame, audio_graph, pulled
+    from service.media.ffmpeg_audio import TempoAndRate
 
     samples = samples.astype(np.float32, copy=False)
     if rate_in == rate_out or not samples.size:
         return samples
-    graph = audio_graph(rate_in, ("aresample", f"{rate_out}:{RESAMPLER}"), MONO)
+    resampler = TempoAndRate(rate_in, rate_out, options=RESAMPLER)
     silence = np.zeros(4 * REACH * math.ceil(max(1, rate_in / rate_out)), np.float32)  # it holds back what is behind
-    graph.push(audio_frame(np.concatenate([samples, silence]), rate_in, 0))
-    graph.push(None)
-    count = -(-samples.size * rate_out // rate_in)
-    return np.concatenate([frame.to_ndarray()[0] for frame in pulled(graph)])[:count]
+    resampled = [*resampler.push(np.concatenate([samples, silence])), *resampler.flush()]
+    return np.concatenate(resampled)[: -(-samples.size * rate_out // rate_in)]

@@ -20,7 +20,6 @@ from service.api.http.admission import Decoding, Ticket
 from service.api.http.errors import ApiError, invalid, naming
 from service.api.tracing import phase
 from service.media.loader import is_frame_list
-from service.settings.settings import Settings
 
 DEFAULT_FRAME_LIST_FPS = 2.0
 MAX_FPS = 30.0
@@ -43,7 +42,7 @@ class VideoSampling:
     def says_something(self) -> bool:
         return any(value is not None for value in (self.fps, self.num_frames, self.max_frames, self.times))
 
-    def check(self, url: str, settings: Settings, share: int) -> None:
+    def check(self, url: str, share: int) -> None:
         """ApiError 400 names the field that does not fit. share: frames that each video of the request may have."""
         if self.fps is not None and self.fps > MAX_FPS:
             self._refuse("fps", f"too high: {self.fps:g} given, at most {MAX_FPS:g} allowed")
@@ -190,7 +189,7 @@ class PromptMedia:
 
     async def _load_video(self, reference: MediaReference, decoding: Decoding) -> MediaItem:
         sampling, share = reference.sampling, self._frame_share
-        sampling.check(reference.media.url, self.context.settings, share)
+        sampling.check(reference.media.url, share)
         max_frames, max_pixels = sampling.max_frames or share, self._pixel_share
         began = time.monotonic()
 

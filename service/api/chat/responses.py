@@ -195,7 +195,6 @@ def _part(part: Part, path: str) -> chat.ContentPart:
 
 
 def chat_body(body: ResponsesBody, messages: list[Message]) -> ChatRequestBody:
-    """The chat request that a request stands for."""
     choice: Any = body.tool_choice
     if isinstance(choice, NamedTool):
         choice = chat.NamedToolChoice(choice)

@@ -115,7 +115,6 @@ class SpokenAnswer:
         self.cut = False
         """Whether the text or the time of the request reached its limit."""
         self.script = Script()
-        """What is spoken so far."""
         self.segments: list[tuple[float, float]] = []
         """Begin and end of each complete segment, in seconds of audio."""
         self.begun: float | None = None
@@ -257,7 +256,6 @@ class SpokenAnswer:
             self._job.record.notes["unspoken"] = True
 
     async def _sounds(self, text: LiveText) -> AsyncGenerator[bytes]:
-        """The encoded audio of the text, piece by piece as it is made."""
         feed = await text.feed
         if feed is None:
             if tail := await self._context.encoders.finish(self._encoder):

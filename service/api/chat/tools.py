@@ -170,7 +170,6 @@ def _beside(grammar: str, answer: str) -> str:
 
 MAX_TOOLS = 128
 MAX_CALLS = 128
-"""Number of calls in one message."""
 MAX_CHARACTERS = 262_144
 """Characters of all tools together, as JSON."""
 MAX_DEPTH = 32
