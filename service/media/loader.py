@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import TypeVar
@@ -267,41 +268,40 @@ def is_frame_list(url: str) -> bool:
     return declared_type(url) == FRAME_LIST
 
 
+@dataclass(eq=False)
 class MediaBudget:
     """Counts the media of one request against RequestLimits. Thread-safe, since items are loaded concurrently. client:
     who sent the request."""
 
-    def __init__(self, limits: RequestLimits, client: str) -> None:
-        self.client = client
-        self._limits = limits
-        self._lock = threading.Lock()
-        self._bytes = 0
-        self._decoded_bytes = 0
+    limits: RequestLimits
+    client: str
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _bytes: int = 0
+    _decoded_bytes: int = 0
 
     @property
     def decoded_bytes_left(self) -> int:
-        return self._limits.max_decoded_bytes - self._decoded_bytes
+        return self.limits.max_decoded_bytes - self._decoded_bytes
 
     def take_bytes(self, count: int, field: str) -> None:
         """Counts encoded bytes, before they are read or decoded."""
         with self._lock:
             self._bytes += count
-        if self._bytes > self._limits.max_bytes:
-            raise InputError(
-                field, f"the request's media are too large: at most {self._limits.max_bytes} bytes allowed"
-            )
+        if self._bytes > self.limits.max_bytes:
+            raise InputError(field, f"the request's media are too large: at most {self.limits.max_bytes} bytes allowed")
 
     def take_pixels(self, count: int, field: str) -> None:
         """Counts pixels of 3 bytes, before they are decoded."""
         with self._lock:
             self._decoded_bytes += 3 * count
         if self.decoded_bytes_left < 0:
-            max_pixels = self._limits.max_decoded_bytes // 3
+            max_pixels = self.limits.max_decoded_bytes // 3
             raise InputError(
                 field, f"the request's media are too large: at most {max_pixels} pixels allowed, frames included"
             )
 
 
+@dataclass(eq=False)
 class MediaLoader:
     """Loads data: and, where the fetcher's policy allows, remote URLs. Belongs to one event loop.
 
@@ -318,28 +318,22 @@ class MediaLoader:
     room: what the bytes are charged to.
     """
 
-    def __init__(
-        self,
-        fetcher: Fetcher,
-        pool: WorkerPool,
-        limits: MediaLimits,
-        *,
-        image_threads: int = 4,
-        image_pool: WorkerPool | None = None,
-        on_read: Callable[[str, float], None] = lambda kind, seconds: None,
-    ) -> None:
+    fetcher: Fetcher
+    pool: WorkerPool
+    limits: MediaLimits
+    _: KW_ONLY
+    image_threads: int = 4
+    image_pool: WorkerPool | None = None
+    on_read: Callable[[str, float], None] = lambda kind, seconds: None
+
+    def __post_init__(self) -> None:
         load_decoders()
-        self._on_read = on_read
-        self._fetcher = fetcher
-        self._pool = pool
-        self._image_pool = image_pool
-        self._limits = limits
-        self._threads = ThreadPoolExecutor(max_workers=image_threads, thread_name_prefix="image")
-        self._pictures, self._videos = FairSemaphore(image_threads), FairSemaphore(pool.size)
-        self._audio = FairSemaphore(pool.size)
+        self._threads = ThreadPoolExecutor(self.image_threads, thread_name_prefix="image")
+        self._pictures, self._videos = FairSemaphore(self.image_threads), FairSemaphore(self.pool.size)
+        self._audio = FairSemaphore(self.pool.size)
 
     def budget(self, client: str = "") -> MediaBudget:
-        return MediaBudget(self._limits.request, client)
+        return MediaBudget(self.limits.request, client)
 
     async def image(
         self,
@@ -350,7 +344,7 @@ class MediaLoader:
         budget: MediaBudget,
         room: Room = UNLIMITED,
     ) -> T:
-        limits, counted = self._limits.image, False
+        limits, counted = self.limits.image, False
         data = await self._read(url, field, limits.max_bytes, budget, room)
 
         def admit(width: int, height: int, size: int) -> None:
@@ -380,7 +374,7 @@ class MediaLoader:
         room: Room = UNLIMITED,
     ) -> T:
         """A video file, or a list of frames (is_frame_list) at `frame_list_fps` or seen at `frame_list_times`."""
-        limits, counted = self._limits.video, False
+        limits, counted = self.limits.video, False
 
         def choose_within_budget(metadata: VideoMetadata) -> tuple[Sequence[int], FrameResizer]:
             nonlocal counted
@@ -401,7 +395,7 @@ class MediaLoader:
                     fps=frame_list_fps,
                     times=frame_list_times,
                     field=field,
-                    images=self._limits.image,
+                    images=self.limits.image,
                     limits=limits,
                     decode=decode,
                     charge=room.take,
@@ -415,7 +409,7 @@ class MediaLoader:
 
         async def prepared() -> T:
             video = await decode_video(
-                self._pool, data, choose_within_budget, field=field, limits=limits, charge=room.take
+                self.pool, data, choose_within_budget, field=field, limits=limits, charge=room.take
             )
             return await prepare(video)
 
@@ -432,7 +426,7 @@ class MediaLoader:
         recording: bool = False,
     ) -> np.ndarray:
         """Audio at a URL -> mono float32 [n] at `sample_rate`. recording: as of AudioLimits."""
-        budget, limits = self.budget(client), self._limits.recording if recording else self._limits.audio
+        budget, limits = self.budget(client), self.limits.recording if recording else self.limits.audio
         data = await self._read(url, field, limits.max_bytes, budget, room)
         return await self.audio_file(data, sample_rate=sample_rate, field=field, client=client, recording=recording)
 
@@ -440,15 +434,15 @@ class MediaLoader:
         self, data: bytes, *, sample_rate: int, field: str, client: str = "", recording: bool = False
     ) -> np.ndarray:
         """An uploaded audio file -> mono float32 [n] at `sample_rate`."""
-        limits = self._limits.recording if recording else self._limits.audio
+        limits = self.limits.recording if recording else self.limits.audio
         async with self._audio.acquire(client):
-            return await decode_audio(self._pool, data, sample_rate=sample_rate, field=field, limits=limits)
+            return await decode_audio(self.pool, data, sample_rate=sample_rate, field=field, limits=limits)
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._image_pool is not None:
-            await asyncio.to_thread(self._image_pool.close)
-        await self._fetcher.close()
+        if self.image_pool is not None:
+            await asyncio.to_thread(self.image_pool.close)
+        await self.fetcher.close()
 
     async def _read(self, url: str, field: str, max_bytes: int, budget: MediaBudget, room: Room) -> bytes:
         began = time.monotonic()
@@ -459,11 +453,11 @@ class MediaLoader:
         else:
             await room.reserve(max_bytes)
             admit = partial(budget.take_bytes, field=field)
-            data = await self._fetcher.fetch(
+            data = await self.fetcher.fetch(
                 url, field=field, max_bytes=max_bytes, seconds=FETCH_SECONDS, client=budget.client, admit=admit
             )
             room.fetched(len(data))
-        self._on_read("data" if is_data_url(url) else "remote", time.monotonic() - began)
+        self.on_read("data" if is_data_url(url) else "remote", time.monotonic() - began)
         return data
 
     async def _decoded(self, payload: str, field: str, max_bytes: int) -> bytes:
@@ -476,7 +470,7 @@ class MediaLoader:
     ) -> T:
         """Run `step` in a thread with a function that decodes pictures: decode_image, or (always if `confined`) the
         same in a worker."""
-        pool = self._image_pool or (self._pool if confined else None)
+        pool = self.image_pool or (self.pool if confined else None)
         if pool is None:
             return await self._in_thread(lambda: step(decode_image))
         try:

@@ -131,7 +131,7 @@ async def test_isolated_pictures_are_decoded_elsewhere(loader: MediaLoader, monk
         loader.video(frames, chosen(0), kept, frame_list_fps=1.0, field="f", budget=loader.budget()),
     )
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    if loader._image_pool is None:
+    if loader.image_pool is None:
         assert len(decoded) == 2 and all(isinstance(outcome, InputError) for outcome in outcomes)
     else:
         assert decoded == [] and np.array_equal(outcomes[0], outcomes[1].frames[0])

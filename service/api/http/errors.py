@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -87,26 +87,23 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """A response with an error object. param: path of the field in the request."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: float | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self._headers = headers or {}
-        self.message = message[:MAX_MESSAGE]
-        self.param = param
-        self.code = code
-        self.retry_after = retry_after
+    status: int
+    message: str
+    _: KW_ONLY
+    param: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
+    headers: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        self.message = self.message[:MAX_MESSAGE]
+
+    def __str__(self) -> str:
+        return self.message
 
     def at(self, param: str) -> ApiError:
         if param == self.param:
@@ -121,16 +118,13 @@ class ApiError(Exception):
     def body(self) -> bytes:
         return msgspec.json.encode(ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code)))
 
-    def headers(self) -> dict[str, str]:
-        headers = dict(self._headers)
+    def response(self) -> Response:
+        headers = dict(self.headers or {})
         if self.retry_after is not None:
             headers["retry-after"] = str(min(120, max(1, math.ceil(self.retry_after))))
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
-        return headers
-
-    def response(self) -> Response:
-        return Response(self.body(), self.status, self.headers(), media_type="application/json")
+        return Response(self.body(), self.status, headers, media_type="application/json")
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or reject a WebSocket handshake, with the error object."""
