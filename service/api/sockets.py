@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
@@ -12,11 +13,11 @@ import msgspec
 from fastapi import WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
-from service.api.context import LARGE_BODY, ServerContext
+from service.api.context import LARGE_BODY, ServerContext, context_of
 from service.api.engines.request_stream import EngineError
 from service.api.http.admission import FREE_BYTES, Ticket
 from service.api.http.errors import ApiError, as_api_error
-from service.api.http.middleware import RequestRecord
+from service.api.http.middleware import RequestRecord, record_of
 from service.media.messages import AudioLimits
 
 log = logging.getLogger(__name__)
@@ -57,8 +58,13 @@ class Session(Protocol):
         ...
 
 
-async def run_session(context: ServerContext, socket: WebSocket, record: RequestRecord, session: Session) -> None:
-    """Run a session to its end, and close the socket with the code that says how it ended."""
+async def run_session(
+    socket: WebSocket, make: Callable[[ServerContext, WebSocket, RequestRecord], Session], protocol: str | None = None
+) -> None:
+    """Accept a handshake, run the session to its end, and close the socket with the code that says how it ended."""
+    context, record = context_of(socket), record_of(socket.scope)
+    await socket.accept(protocol)
+    session = make(context, socket, record)
     context.open_sockets += 1
     try:
         await session.run()

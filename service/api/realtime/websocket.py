@@ -17,11 +17,11 @@ from service.api.chat.schema import ChatRequestBody, Message
 from service.api.chat.spoken import check_audio
 from service.api.chat.tools import MAX_TOOLS, checked_tool_grammar, tool_use
 from service.api.chat.turns import Turn
-from service.api.context import LARGE_BODY, ServerContext, context_of
+from service.api.context import LARGE_BODY, ServerContext
 from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, as_api_error, bad_request, invalid, renamed
 from service.api.http.json_body import parse
-from service.api.http.middleware import RequestRecord, record_of
+from service.api.http.middleware import RequestRecord
 from service.api.http.openapi import websocket
 from service.api.realtime import schema
 from service.api.realtime.answer import Answer, chat_tools, error_event, unenforced
@@ -75,10 +75,7 @@ websocket(
 
 @router.websocket(PATH)
 async def realtime(socket: WebSocket) -> None:
-    context = context_of(socket)
-    record = record_of(socket.scope)
-    await socket.accept(PROTOCOL if PROTOCOL in socket.scope.get("subprotocols", ()) else None)
-    await run_session(context, socket, record, Session(context, socket, record))
+    await run_session(socket, Session, PROTOCOL if PROTOCOL in socket.scope.get("subprotocols", ()) else None)
 
 
 class Session:

@@ -20,10 +20,10 @@ from msgspec import UNSET, UnsetType
 from starlette.websockets import WebSocketDisconnect
 
 from models.interfaces.errors import InputError
-from service.api.context import ServerContext, context_of
+from service.api.context import ServerContext
 from service.api.http.errors import ApiError, as_api_error, invalid
 from service.api.http.json_body import parse
-from service.api.http.middleware import RequestRecord, record_of
+from service.api.http.middleware import RequestRecord
 from service.api.http.openapi import websocket
 from service.api.sockets import POLICY, Inbox, StreamClosed, run_session, send
 from service.api.speech.delivery import AudioFeed, Captions, Delivery
@@ -112,10 +112,7 @@ websocket(PATH, "Convert text to speech while it is being written.", client=Clie
 
 @router.websocket(PATH)
 async def speech_stream(socket: WebSocket) -> None:
-    context = context_of(socket)
-    record = record_of(socket.scope)
-    await socket.accept()
-    await run_session(context, socket, record, Session(context, socket, record))
+    await run_session(socket, Session)
 
 
 class Session:
