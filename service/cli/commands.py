@@ -106,22 +106,11 @@ class ApiClient:
             raise ServerError(f"{response.url} answered with no list of models: is it a server of models?") from error
 
     def answer(
-        self,
-        messages: Sequence[dict[str, Any]],
-        model: str,
-        max_tokens: int,
-        files: Sequence[Path] = (),
-        temperature: float | None = None,
+        self, messages: Sequence[dict[str, Any]], model: str, files: Sequence[Path], **fields: Any
     ) -> Iterator[tuple[str, str]]:
         """(reasoning, answer), piece by piece; one of them is empty. files: those of the last message, which errors
-        name."""
-        body = {
-            "model": model or self.first("chat"),
-            "messages": list(messages),
-            "max_tokens": max_tokens,
-            "stream": True,
-            "temperature": temperature,
-        }
+        name. fields: others of the request."""
+        body = {"model": model or self.first("chat"), "messages": list(messages), "stream": True, **fields}
         with self._reaching(), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
             _check(response, files)
             for event in _events(response):
@@ -131,41 +120,18 @@ class ApiClient:
                     if any(pieces):
                         yield pieces
 
-    def speech(
-        self,
-        text: str,
-        audio_format: str,
-        model: str,
-        voice: str,
-        instructions: str = "",
-        speed: float = 1.0,
-        seed: int | None = None,
-    ) -> Iterator[bytes]:
-        body = {
-            "model": model or self.first("speech"),
-            "input": text,
-            "voice": voice,
-            "instructions": instructions,
-            "speed": speed,
-            "seed": seed,
-            "response_format": audio_format,
-        }
+    def speech(self, text: str, model: str, **fields: Any) -> Iterator[bytes]:
+        """The audio as it arrives. fields: others of the request."""
+        body = {"model": model or self.first("speech"), "input": text, **fields}
         with self._reaching(), self._http.stream("POST", "/v1/audio/speech", json=body) as response:
             _check(response)
             yield from response.iter_bytes()
 
-    def transcript(
-        self, file: Path, audio: bytes, response_format: str, model: str, language: str, prompt: str
-    ) -> Iterator[str]:
-        """What is said in a recording, piece by piece for the format text, else in one. file: what errors name."""
-        live = response_format == "text"
-        fields = {
-            "model": model or self.first("transcription"),
-            "response_format": response_format,
-            "stream": str(live).lower(),
-            "language": language,
-            "prompt": prompt,
-        }
+    def transcript(self, file: Path, audio: bytes, model: str, **fields: str) -> Iterator[str]:
+        """What is said in a recording, piece by piece for the format text, else in one. file: what errors name. fields:
+        others of the request, response_format among them."""
+        live = fields["response_format"] == "text"
+        fields |= {"model": model or self.first("transcription"), "stream": str(live).lower()}
         path, files = "/v1/audio/transcriptions", {"file": (file.name, audio)}
         with self._reaching(), self._http.stream("POST", path, data=fields, files=files) as response:
             _check(response, [file])
@@ -365,7 +331,8 @@ def ask(
     question, files = _question_and_files(words or [])
     with connect(url, key) as client:
         first = [{"role": "system", "content": system}] if system else []
-        pieces = client.answer([*first, user_message(question, files)], model, max_tokens, files, temperature)
+        messages = [*first, user_message(question, files)]
+        pieces = client.answer(messages, model, files, max_tokens=max_tokens, temperature=temperature)
         said = False
         try:
             for reasoning, answer in until_first(pieces, "waiting for the first token"):
@@ -427,7 +394,8 @@ def say(
     if out not in _STDOUT_PATHS:
         check_writable(out)
     with connect(url, key) as client:
-        chunks = client.speech(text, chosen, model, voice, instructions, speed, seed)
+        manner: dict[str, Any] = {"voice": voice, "instructions": instructions, "speed": speed, "seed": seed}
+        chunks = client.speech(text, model, response_format=chosen, **manner)
         chunks = until_first(chunks, "waiting for the first sound")
         if out in _STDOUT_PATHS:
             for chunk in chunks:
@@ -451,7 +419,9 @@ def hear(
     """Print what is said in a recording."""
     audio = sys.stdin.buffer.read() if file == STDOUT else file.read_bytes()
     with connect(url, key) as client:
-        pieces = client.transcript(file, audio, response_format, model, language, prompt)
+        pieces = client.transcript(
+            file, audio, model, response_format=response_format, language=language, prompt=prompt
+        )
         for piece in until_first(pieces, "listening"):
             typer.echo(piece, nl=False)
         typer.echo()
@@ -649,7 +619,7 @@ class Conversation:
         asked = [*self._messages, user_message(question, files)]
         said = ""
         try:
-            pieces = self._client.answer(asked, self._model, self._max_tokens, files)
+            pieces = self._client.answer(asked, self._model, files, max_tokens=self._max_tokens)
             for reasoning, answer in until_first(pieces, "thinking"):
                 typer.echo(reasoning, nl=False, err=True)
                 typer.echo(answer, nl=False)

@@ -160,7 +160,7 @@ class Fetcher:
         max_bytes: int,
         seconds: float,
         client: str = "",
-        admit: Callable[[int], None] | None = None,
+        admit: Callable[[int], None] = lambda size: None,
     ) -> bytes:
         """The content of a URL, after at most three redirects, each checked like the first URL.
 
@@ -177,34 +177,23 @@ class Fetcher:
             except TimeoutError as error:
                 message = f"{field}: not fetched: other URLs were, for {TURN_SECONDS:g} seconds; retry shortly."
                 raise FetchesBusy(message) from error
-            return await self._fetch(target, field, max_bytes, seconds, client, admit)
-
-    async def _fetch(
-        self,
-        target: httpx.URL,
-        field: str,
-        max_bytes: int,
-        seconds: float,
-        client: str,
-        admit: Callable[[int], None] | None,
-    ) -> bytes:
-        try:
-            async with asyncio.timeout(seconds):
-                if self.ssl_context is None:  # httpcore would read them for each connection, while every stream waits
-                    self.ssl_context = await asyncio.to_thread(_public_certificates)
-                async with self._connections(client) as connections:
-                    for _ in range(MAX_REDIRECTS + 1):
-                        answer = await self._get(connections, target, field, max_bytes, admit)
-                        if isinstance(answer, bytes):
-                            return answer
-                        target = self._checked(answer, field)
-        except BlockedAddress as error:
-            raise InputError(field, "the URL's host is not on the public internet") from error
-        except (TimeoutError, httpcore.TimeoutException) as error:
-            raise InputError(field, f"the URL could not be fetched within {seconds:g} seconds") from error
-        except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError, OSError) as error:
-            raise InputError(field, "the URL could not be fetched") from error
-        raise InputError(field, f"the URL has too many redirects: at most {MAX_REDIRECTS} allowed")
+            try:
+                async with asyncio.timeout(seconds):
+                    # httpcore would read them for each connection, while every stream waits.
+                    self.ssl_context = self.ssl_context or await asyncio.to_thread(_public_certificates)
+                    async with self._connections(client) as connections:
+                        for _ in range(MAX_REDIRECTS + 1):
+                            answer = await self._get(connections, target, field, max_bytes, admit)
+                            if isinstance(answer, bytes):
+                                return answer
+                            target = self._checked(answer, field)
+            except BlockedAddress as error:
+                raise InputError(field, "the URL's host is not on the public internet") from error
+            except (TimeoutError, httpcore.TimeoutException) as error:
+                raise InputError(field, f"the URL could not be fetched within {seconds:g} seconds") from error
+            except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError, OSError) as error:
+                raise InputError(field, "the URL could not be fetched") from error
+            raise InputError(field, f"the URL has too many redirects: at most {MAX_REDIRECTS} allowed")
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -267,7 +256,7 @@ class Fetcher:
         url: httpx.URL,
         field: str,
         max_bytes: int,
-        admit: Callable[[int], None] | None,
+        admit: Callable[[int], None],
     ) -> bytes | str:
         """The body, or the target of a redirect."""
         target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=_port(url), target=url.raw_path)
@@ -296,8 +285,7 @@ class Fetcher:
                 raise _too_large(field, max_bytes)
             async for chunk in response.aiter_stream():
                 body += chunk
-                if admit is not None:
-                    admit(len(chunk))
+                admit(len(chunk))
                 if len(body) > max_bytes:
                     raise _too_large(field, max_bytes)
             return bytes(body)

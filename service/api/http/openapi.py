@@ -78,21 +78,14 @@ def operation(
 
 
 def get(
-    router: APIRouter,
-    path: str,
-    summary: str,
-    answer: Mapping[str, type | None],
-    *,
-    errors: tuple[int, ...] = (401,),
-    statuses: Mapping[int, type] | None = None,
+    router: APIRouter, path: str, summary: str, answer: Mapping[str, type | None], **described: Any
 ) -> Callable[[Endpoint], Endpoint]:
     """Register a route for GET and for HEAD, which probes of load balancers and `wget --spider` use; uvicorn leaves
     out the body. What follows the path is as in `operation`."""
 
     def register(endpoint: Endpoint) -> Endpoint:
         router.head(path, include_in_schema=False)(endpoint)
-        described = operation(summary, answer, errors=errors, statuses=statuses)
-        return router.get(path, openapi_extra=described)(endpoint)
+        return router.get(path, openapi_extra=operation(summary, answer, **described))(endpoint)
 
     return register
 

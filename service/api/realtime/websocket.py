@@ -526,49 +526,45 @@ def _overlaid(base: T, given: msgspec.Struct) -> T:
     return msgspec.structs.replace(base, **{name: value for name, value in values.items() if value is not None})
 
 
-def take_unsupported(
-    given: dict[str, Any],
-    field: str,
-    kind: type[msgspec.Struct] = schema.SessionParams,
-    below: str = "",
-    *,
-    hears: bool = False,
-) -> list[schema.UnsupportedField]:
+def take_unsupported(given: dict[str, Any], field: str, *, hears: bool = False) -> list[schema.UnsupportedField]:
     """Remove what this server does not support from the JSON of a session's fields. field: the path of the session.
-    kind: the type of `given`, which is at the path `below` of the session. hears: a model that hears is hosted."""
+    hears: a model that hears is hosted."""
     taken = []
-    for name, value in list(given.items()):
-        path = f"{below}{name}"
-        inner = NESTED.get(path)
-        if value is None:
-            if name not in kind.__struct_fields__:  # it says nothing
-                del given[name]
-            continue
-        if path == "tools" and isinstance(value, list):
-            others = [n for n, tool in enumerate(value) if isinstance(tool, dict) and tool.get("type") in OTHER_TOOLS]
-            taken += [_unsupported(f"{field}.tools[{n}]", "only functions are supported") for n in others]
-            given[name] = [tool for n, tool in enumerate(value) if n not in others]
-        elif path == "truncation" and isinstance(value, dict):
-            taken.append(
-                _unsupported(f"{field}.truncation", "must be auto or disabled; a retention ratio is not supported")
-            )
-            del given[name]
-        elif inner is not None and isinstance(value, dict):
-            taken += take_unsupported(value, field, inner, f"{path}.", hears=hears)
-        elif name not in kind.__struct_fields__:
-            taken.append(_unsupported(f"{field}.{path[:MAX_PATH]}", "there is no such field"))
-            del given[name]
-        elif hears and path in HEARING:
-            unknown = [key for key in value if key not in HEARING[path]] if isinstance(value, dict) else []
-            for key in unknown:
-                if value.pop(key) is not None:
-                    reason = "must be null" if key == IDLE_TIMEOUT else "there is no such field"
-                    taken.append(_unsupported(f"{field}.{path}.{key[:MAX_PATH]}", reason))
-        elif path in UNSUPPORTED and not any(value == harmless for harmless in UNSUPPORTED[path]):
-            deaf = "must be null" if hears else f"must be null: {NO_RECOGNITION}"
-            reason = deaf if below else "not supported by this server"
-            taken.append(_unsupported(f"{field}.{path}", reason))
-            del given[name]
+
+    def refuse(path: str, reason: str) -> None:
+        taken.append(_unsupported(f"{field}.{path}", reason))
+
+    def look(values: dict[str, Any], kind: type[msgspec.Struct], below: str = "") -> None:
+        """kind: the type of the values, which are at the path `below`."""
+        for name, value in list(values.items()):
+            path = f"{below}{name}"
+            if value is None:
+                if name not in kind.__struct_fields__:  # it says nothing
+                    del values[name]
+            elif path == "tools" and isinstance(value, list):
+                foreign = [isinstance(tool, dict) and tool.get("type") in OTHER_TOOLS for tool in value]
+                for place in (n for n, other in enumerate(foreign) if other):
+                    refuse(f"tools[{place}]", "only functions are supported")
+                values[name] = [tool for tool, other in zip(value, foreign, strict=True) if not other]
+            elif path == "truncation" and isinstance(value, dict):
+                refuse(path, "must be auto or disabled; a retention ratio is not supported")
+                del values[name]
+            elif path in NESTED and isinstance(value, dict):
+                look(value, NESTED[path], f"{path}.")
+            elif name not in kind.__struct_fields__:
+                refuse(path[:MAX_PATH], "there is no such field")
+                del values[name]
+            elif hears and path in HEARING:
+                for key in [key for key in value if key not in HEARING[path]] if isinstance(value, dict) else ():
+                    if value.pop(key) is not None:
+                        reason = "must be null" if key == IDLE_TIMEOUT else "there is no such field"
+                        refuse(f"{path}.{key[:MAX_PATH]}", reason)
+            elif path in UNSUPPORTED and not any(value == harmless for harmless in UNSUPPORTED[path]):
+                deaf = "must be null" if hears else f"must be null: {NO_RECOGNITION}"
+                refuse(path, deaf if below else "not supported by this server")
+                del values[name]
+
+    look(given, schema.SessionParams)
     return taken
 
 
