@@ -449,7 +449,8 @@ class MediaLoader:
         if is_data_url(url):
             payload = payload_of(url, field=field)
             budget.take_bytes(len(payload) // 4 * 3, field)
-            data = await self._decoded(payload, field, max_bytes)
+            decode = partial(decode_base64, payload, field=field, max_bytes=max_bytes)
+            data = decode() if len(payload) <= SMALL_PAYLOAD else await self._in_thread(decode)
         else:
             await room.reserve(max_bytes)
             admit = partial(budget.take_bytes, field=field)
@@ -459,11 +460,6 @@ class MediaLoader:
             room.fetched(len(data))
         self.on_read("data" if is_data_url(url) else "remote", time.monotonic() - began)
         return data
-
-    async def _decoded(self, payload: str, field: str, max_bytes: int) -> bytes:
-        if len(payload) <= SMALL_PAYLOAD:
-            return decode_base64(payload, field=field, max_bytes=max_bytes)
-        return await self._in_thread(lambda: decode_base64(payload, field=field, max_bytes=max_bytes))
 
     async def _with_decoder(
         self, step: Callable[[Callable[..., Image.Image]], T], field: str, confined: bool = False

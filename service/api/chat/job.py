@@ -254,7 +254,10 @@ def sampling_params(
     if min_tokens > max_tokens:
         problem = f"too high: {min_tokens} given, the completion can have at most {max_tokens} tokens"
         raise invalid("min_tokens", problem)
-    _check_token_ids(body, processor)
+    for name, ids in (("logit_bias", body.logit_bias or {}), ("stop_token_ids", body.stop_token_ids or ())):
+        if ids and max(ids) >= processor.vocab_size:
+            largest = processor.vocab_size - 1
+            raise invalid(name, f"token id out of range: {max(ids)} given, at most {largest} allowed")
     own_stops = frozenset() if body.ignore_eos else processor.stop_token_ids
 
     def value_of(name: str) -> float | None:
@@ -289,13 +292,6 @@ def _room(processor: ChatProcessor, prompt_tokens: int, max_model_len: int) -> i
             "context_length_exceeded",
         )
     return room
-
-
-def _check_token_ids(body: ChatRequestBody, processor: ChatProcessor) -> None:
-    for name, ids in (("logit_bias", body.logit_bias or {}), ("stop_token_ids", body.stop_token_ids or ())):
-        if ids and max(ids) >= processor.vocab_size:
-            largest = processor.vocab_size - 1
-            raise invalid(name, f"token id out of range: {max(ids)} given, at most {largest} allowed")
 
 
 def derived_seed(seed: int, index: int) -> int:

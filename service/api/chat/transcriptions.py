@@ -397,7 +397,8 @@ class Hearing:
                 ended |= set() if text else {index}
                 while current < len(self.pieces):
                     if text := waiting[current]:
-                        delta = text if begun else self._joined(said, text)[len(said) :]
+                        both = self.audio.joined([Transcript(None, said), Transcript(None, text)])
+                        delta = text if begun else both.text[len(said) :]
                         tokens = self._tokens(self.pieces[current], sent)
                         yield TranscriptDelta(delta, tokens if self.body.include else UNSET)
                         said, waiting[current], begun, sent = said + delta, "", True, sent + len(tokens)
@@ -473,9 +474,6 @@ class Hearing:
 
     def _transcript(self, piece: Piece) -> Transcript:
         return self.audio.transcript(piece.raw, self.language)
-
-    def _joined(self, *texts: str) -> str:
-        return self.audio.joined([Transcript(None, text) for text in texts]).text
 
     def _tokens(self, piece: Piece, start: int = 0) -> list[TranscribedToken]:
         """The tokens of what is said, from `start`: those behind the tag, or all if there is none."""

@@ -300,13 +300,10 @@ async def converse(
         if record.error:
             return
         if turn < len(questions):
-            body = _continued(body, "".join(said), questions[turn])
-
-
-def _continued(body: bytes, answer: str, question: str) -> bytes:
-    asked = msgspec.json.decode(body)
-    asked["messages"] += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
-    return msgspec.json.encode(asked)
+            asked = msgspec.json.decode(body)
+            asked["messages"].append({"role": "assistant", "content": "".join(said)})
+            asked["messages"].append({"role": "user", "content": questions[turn]})
+            body = msgspec.json.encode(asked)
 
 
 async def _send(connection: Connection, load: AnyLoad, body: bytes, said: list[str]) -> Record:
