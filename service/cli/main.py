@@ -26,16 +26,8 @@ from service.cli.serve_help import ServeCommand, describe, descriptions, placeho
 from service.link.config import ConfigurationError
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings, load_settings, unknown_variables
+from service.system import packages
 from service.system.logs import configure_logging
-from service.system.packages import (
-    PackageError,
-    begin_check,
-    check_installed,
-    end_check,
-    is_ours,
-    server_version,
-    unusable,
-)
 from service.tuning.command import tune
 
 log = logging.getLogger("reprise")
@@ -51,7 +43,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(server_version())
+        typer.echo(packages.server_version())
         raise typer.Exit()
 
 
@@ -124,12 +116,12 @@ def serve(
         return
     try:
         status = _serve(settings)
-    except (CheckpointError, PackageError, SettingsError) as error:
+    except (CheckpointError, packages.PackageError, SettingsError) as error:
         _refuse(error)
     except ImportError as error:
-        if is_ours(error):
+        if packages.is_ours(error):
             raise
-        _refuse(PackageError(unusable(error.name or "?", error)))
+        _refuse(packages.PackageError(packages.unusable(error.name or "?", error)))
     raise typer.Exit(status)
 
 
@@ -147,16 +139,16 @@ def _serve(settings: Settings) -> int:
     _heed_signals_as_process_1()
     with asyncio.Runner() as runner:
         with ended_by_ctrl_c():
-            check_installed()
+            packages.check_installed()
             listener = bind(settings)
             catalog = load_catalog(settings, log.info)
             standbys = runner.run(begin_engines(engine_configs(settings, catalog, engine_gpus(settings))))
-            packages = begin_check()
+            check = packages.begin_check()
             # The engine processes import torch while this one imports the rest of the server.
             from service.processes.server import prepare_process, serve
             from service.processes.supervisor import Supervisor
 
-            end_check(packages)
+            packages.end_check(check)
         processes = api_process_count(settings)
         if settings.api_processes == "auto":
             log.log(logging.INFO if processes.number > 1 else logging.DEBUG, "API processes: %s", processes)
@@ -215,7 +207,7 @@ app.add_typer(bench)
 @app.command()
 def version() -> None:
     """Print the version."""
-    typer.echo(server_version())
+    typer.echo(packages.server_version())
 
 
 def _refuse(error: Exception) -> typing.NoReturn:

@@ -20,27 +20,12 @@ from models.interfaces.media import VideoFrames, VideoMetadata, source_digest
 from models.interfaces.resizing import FrameResizer
 from service.confined.channel import ProtocolError, WorkerChannel
 from service.confined.workers import FairSemaphore, Program, WorkerLimits, WorkerLost, WorkerPool
+from service.media import messages
 from service.media.fetch import Fetcher, declared_type, decode_base64, is_data_url, payload_of, without_spaces
 from service.media.file_formats import is_confined
 from service.media.image_decode import RGB_BYTES, decode_image, load_decoders, read_image
-from service.media.messages import (
-    AudioLimits,
-    DecodeAudio,
-    Done,
-    Frame,
-    ImageLimits,
-    MediaLimits,
-    OpenVideo,
-    ReadFrames,
-    Reply,
-    RequestLimits,
-    Samples,
-    VideoLimits,
-    VideoOpened,
-    expect,
-)
 
-DECODER = Program("service.media.decode_worker", Reply)
+DECODER = Program("service.media.decode_worker", messages.Reply)
 LIMITS = WorkerLimits()
 Choose = Callable[[VideoMetadata], tuple[Sequence[int], FrameResizer]]
 """Metadata -> ascending indices of the frames to decode, and what resizes them (ChatProcessor.sample_video,
@@ -59,7 +44,13 @@ def decode_workers(size: int, limits: WorkerLimits = LIMITS) -> WorkerPool:
 
 
 async def decode_video(
-    pool: WorkerPool, data: bytes, choose: Choose, *, field: str, limits: VideoLimits, charge: Callable[[int], None]
+    pool: WorkerPool,
+    data: bytes,
+    choose: Choose,
+    *,
+    field: str,
+    limits: messages.VideoLimits,
+    charge: Callable[[int], None],
 ) -> VideoFrames:
     """Opens a video file, lets `choose` select among the frames that it has, decodes those, in order, and resizes each
     as it comes. charge: called with the bytes that this takes, before any of the frames is decoded.
@@ -71,16 +62,16 @@ async def decode_video(
         raise InputError(field, f"the video is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
 
     def job(channel: WorkerChannel) -> VideoFrames:
-        channel.send(OpenVideo(field, limits), data)
-        opened = expect(channel.receive(), VideoOpened)
+        channel.send(messages.OpenVideo(field, limits), data)
+        opened = messages.expect(channel.receive(), messages.VideoOpened)
         try:
             indices, resizer = choose(opened.metadata)
             kept = _checked(indices, opened.metadata, field, limits)
             height, width = opened.metadata.height, opened.metadata.width
             charge(len(set(kept)) * resizer.num_bytes + FULL_FRAMES * RGB_BYTES * height * width)
         except InputError:
-            channel.send(ReadFrames(()))  # makes the worker close the video
-            expect(channel.receive(), Done)
+            channel.send(messages.ReadFrames(()))  # makes the worker close the video
+            messages.expect(channel.receive(), messages.Done)
             raise
         return _read(channel, kept, opened.metadata, resizer, field)
 
@@ -97,8 +88,8 @@ def decode_frame_list(
     fps: float,
     times: Sequence[float] | None,
     field: str,
-    images: ImageLimits,
-    limits: VideoLimits,
+    images: messages.ImageLimits,
+    limits: messages.VideoLimits,
     decode: Callable[..., Image.Image] = decode_image,
     charge: Callable[[int], None],
 ) -> VideoFrames:
@@ -167,7 +158,9 @@ def decode_frame_list(
     return VideoFrames(frames, indices, shown, seen, times_given=times is not None, resizer=resizer)
 
 
-def _checked(indices: Sequence[int], metadata: VideoMetadata, field: str, limits: VideoLimits) -> tuple[int, ...]:
+def _checked(
+    indices: Sequence[int], metadata: VideoMetadata, field: str, limits: messages.VideoLimits
+) -> tuple[int, ...]:
     chosen = tuple(indices)
     ascending = all(a <= b for a, b in pairwise(chosen))
     if not chosen or not ascending or chosen[0] < 0 or chosen[-1] >= metadata.num_frames:
@@ -187,12 +180,12 @@ def _checked(indices: Sequence[int], metadata: VideoMetadata, field: str, limits
 def _read(
     channel: WorkerChannel, indices: tuple[int, ...], metadata: VideoMetadata, resizer: FrameResizer, field: str
 ) -> VideoFrames:
-    channel.send(ReadFrames(tuple(dict.fromkeys(indices))))
+    channel.send(messages.ReadFrames(tuple(dict.fromkeys(indices))))
     pixels = np.empty((metadata.height, metadata.width, 3), np.uint8)
     frames: dict[int, np.ndarray] = {}
     times: dict[int, float] = {}
-    while not isinstance(message := channel.receive(), Done):
-        frame = expect(message, Frame)
+    while not isinstance(message := channel.receive(), messages.Done):
+        frame = messages.expect(message, messages.Frame)
         if frame.index not in indices or frame.index in frames:
             raise ProtocolError(f"frame {frame.index} was not requested")
         channel.receive_into(pixels.data.cast("B"))
@@ -206,7 +199,7 @@ def _read(
 
 
 async def decode_audio(
-    pool: WorkerPool, data: bytes, *, sample_rate: int, field: str, limits: AudioLimits
+    pool: WorkerPool, data: bytes, *, sample_rate: int, field: str, limits: messages.AudioLimits
 ) -> np.ndarray:
     """WAV, FLAC, Ogg, MP3, M4A, AAC or WebM bytes -> mono float32 [n] at `sample_rate`, within -1..1. InputError as of
     audio_decode.decode_samples, and for what costs too much to decode."""
@@ -214,8 +207,8 @@ async def decode_audio(
         raise InputError(field, f"the audio is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
 
     def job(channel: WorkerChannel) -> np.ndarray:
-        channel.send(DecodeAudio(field, sample_rate, limits), data)
-        count = expect(channel.receive(), Samples).count
+        channel.send(messages.DecodeAudio(field, sample_rate, limits), data)
+        count = messages.expect(channel.receive(), messages.Samples).count
         if not 0 < count <= limits.max_seconds * sample_rate + 1:
             raise ProtocolError(f"{count} samples")
         samples = np.empty(count, np.float32)
@@ -273,7 +266,7 @@ class MediaBudget:
     """Counts the media of one request against RequestLimits. Thread-safe, since items are loaded concurrently. client:
     who sent the request."""
 
-    limits: RequestLimits
+    limits: messages.RequestLimits
     client: str
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _bytes: int = 0
@@ -320,7 +313,7 @@ class MediaLoader:
 
     fetcher: Fetcher
     pool: WorkerPool
-    limits: MediaLimits
+    limits: messages.MediaLimits
     _: KW_ONLY
     image_threads: int = 4
     image_pool: WorkerPool | None = None

@@ -38,17 +38,6 @@ from service.api.realtime.conversation import (
     max_items,
 )
 from service.api.realtime.listening import Ears
-from service.api.realtime.schema import (
-    NO_RECOGNITION,
-    PCM,
-    RealtimeAudio,
-    RealtimeConfig,
-    RealtimeInput,
-    RealtimeOutput,
-    ServerEvent,
-    new_id,
-    server_event,
-)
 from service.api.sockets import NOT_JSON, POLICY, Inbox, StreamClosed, run_session, send
 from service.hub.catalog import HostedModel
 from service.media.voice_activity import Boundary
@@ -85,15 +74,17 @@ class Session:
         self._context = context
         self._socket = socket
         self._record = record
-        self._id = new_id("sess")
+        self._id = schema.new_id("sess")
         self._conversation = Conversation(context.settings, record.ticket)
         self._answer: Answer | None = None
         hosted = context.catalog.of_task("transcription")
         self._ears = None if hosted is None else Ears(context, record, hosted, self._tell)
-        heard = RealtimeInput(format=PCM, turn_detection=self._ears and self._ears.detection, transcription=None)
-        self._config = RealtimeConfig(
+        heard = schema.RealtimeInput(
+            format=schema.PCM, turn_detection=self._ears and self._ears.detection, transcription=None
+        )
+        self._config = schema.RealtimeConfig(
             output_modalities=["audio" if _speaks(context) else "text"],
-            audio=RealtimeAudio(input=heard, output=RealtimeOutput(format=PCM)),
+            audio=schema.RealtimeAudio(input=heard, output=schema.RealtimeOutput(format=schema.PCM)),
         )
         self._turn: asyncio.Task[None] | None = None
         """Writes down what was said in the last turn, and answers it."""
@@ -145,7 +136,7 @@ class Session:
         transcribes = query.get("intent") == "transcription"
         if (transcribes and self._ears is None) or "call_id" in query:
             field = "call_id" if "call_id" in query else "intent"
-            raise invalid(field, f"not supported: {NO_RECOGNITION}", "unsupported_parameter")
+            raise invalid(field, f"not supported: {schema.NO_RECOGNITION}", "unsupported_parameter")
         if self._ears is not None and transcribes and "model" not in query:
             return self._ears.model
         if "model" not in query:
@@ -174,7 +165,7 @@ class Session:
     @property
     def _refused_events(self) -> dict[str, str]:
         """Events of OpenAI's clients, and why they are refused."""
-        deaf = dict.fromkeys(schema.AUDIO_EVENTS, NO_RECOGNITION) if self._ears is None else {}
+        deaf = dict.fromkeys(schema.AUDIO_EVENTS, schema.NO_RECOGNITION) if self._ears is None else {}
         return schema.UNSUPPORTED_EVENTS | deaf
 
     async def _envelope(self, raw: str | bytes) -> schema.Envelope:
@@ -238,7 +229,7 @@ class Session:
         ears, ms = self._hearing, round(boundary.ms)
         if boundary.starts:
             ears.drop_until(boundary.ms)
-            self._speech_id = new_id("item")
+            self._speech_id = schema.new_id("item")
             await self._tell("input_audio_buffer.speech_started", item_id=self._speech_id, audio_start_ms=ms)
             answer, interrupts = self._answer, ears.detection is not None and ears.detection.interrupt_response
             if interrupts and answer is not None and answer.conversation is not None and not answer.ended:
@@ -254,7 +245,7 @@ class Session:
     async def _commit(self, end_ms: float | None = None) -> None:
         """Make an item of the buffer, up to the end of a turn that was detected, and have it written down."""
         await self._settle()
-        id = self._speech_id or new_id("item")
+        id = self._speech_id or schema.new_id("item")
         content = [schema.ItemContent(type="input_audio")]
         settled: dict[str, Any] = {"id": id, "object": "realtime.item", "status": "completed"}
         item = schema.ConversationItem(type="message", role="user", content=content, **settled)
@@ -312,7 +303,7 @@ class Session:
         if given.type == "transcription" and hears and not self._transcribes:
             raise invalid("session.type", "cannot be changed; connect with ?intent=transcription")
         if given.type == "transcription" and not hears:
-            raise invalid("session.type", f"must be realtime: {NO_RECOGNITION}", "unsupported_parameter")
+            raise invalid("session.type", f"must be realtime: {schema.NO_RECOGNITION}", "unsupported_parameter")
         if given.model is not None and self._context.catalog.get(given.model) is not self._model:
             raise invalid("session.model", "cannot be changed; open another connection")
         config = updated(self._config, given, "session", hears=hears)
@@ -375,7 +366,7 @@ class Session:
             size=size,
         )
 
-    def _turns(self, config: RealtimeConfig, given: schema.ResponseParams) -> list[Turn[Source]]:
+    def _turns(self, config: schema.RealtimeConfig, given: schema.ResponseParams) -> list[Turn[Source]]:
         if given.input is None:
             turns = self._conversation.turns()
         else:
@@ -407,12 +398,12 @@ class Session:
             raise bad_request(message, code="response_cancel_not_active")
         await answer.cancel()
 
-    async def _emit(self, event: ServerEvent, size: int = 0) -> None:
+    async def _emit(self, event: schema.ServerEvent, size: int = 0) -> None:
         """size: bytes of what the event shows of a client's, about."""
         await send(self._context, self._socket, event, size)
 
     async def _tell(self, type: str, size: int = 0, **fields: Any) -> None:
-        await self._emit(server_event(type, **fields), size)
+        await self._emit(schema.server_event(type, **fields), size)
 
     async def send_error(self, error: ApiError, event_id: str | None = None) -> None:
         """event_id: of the client's event that is the cause."""
@@ -463,7 +454,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 async def check_update(
-    context: ServerContext, given: schema.SessionParams, config: RealtimeConfig, client: str
+    context: ServerContext, given: schema.SessionParams, config: schema.RealtimeConfig, client: str
 ) -> list[str] | UnsetType:
     """ApiError names the field that no response could use. given: the fields that the client sets. config: with them.
     client: identifies the client, since clients take turns at the check of grammars. Return what is not enforced of the
@@ -477,7 +468,7 @@ async def check_update(
 
 
 async def _check_tools(
-    context: ServerContext, given: schema.SessionParams, config: RealtimeConfig, client: str
+    context: ServerContext, given: schema.SessionParams, config: schema.RealtimeConfig, client: str
 ) -> list[str]:
     """A choice of the session that a later update may still provide with tools is left to the response."""
     named = given.tool_choice if isinstance(given.tool_choice, schema.RealtimeToolChoice) else None
@@ -498,7 +489,9 @@ async def _check_tools(
     return broken
 
 
-def updated(config: RealtimeConfig, given: schema.Overrides, field: str, *, hears: bool = False) -> RealtimeConfig:
+def updated(
+    config: schema.RealtimeConfig, given: schema.Overrides, field: str, *, hears: bool = False
+) -> schema.RealtimeConfig:
     """The configuration with the fields that `given` sets, but those of the audio that is heard. ApiError names the
     unsupported field below `field`."""
     hearing = None if given.audio is None else given.audio.input
@@ -560,7 +553,7 @@ def take_unsupported(given: dict[str, Any], field: str, *, hears: bool = False) 
                         reason = "must be null" if key == IDLE_TIMEOUT else "there is no such field"
                         refuse(f"{path}.{key[:MAX_PATH]}", reason)
             elif path in UNSUPPORTED and not any(value == harmless for harmless in UNSUPPORTED[path]):
-                deaf = "must be null" if hears else f"must be null: {NO_RECOGNITION}"
+                deaf = "must be null" if hears else f"must be null: {schema.NO_RECOGNITION}"
                 refuse(path, deaf if below else "not supported by this server")
                 del values[name]
 
