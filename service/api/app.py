@@ -17,7 +17,7 @@ from models.interfaces import resizing
 from models.interfaces.cpus import default_threads
 from models.interfaces.errors import CheckpointError
 from service.api import health_routes as operations
-from service.api.chat import completions, embeddings, rerank, responses, transcriptions
+from service.api.chat import completions, embeddings, responses, transcriptions
 from service.api.chat import route as chat
 from service.api.chat.job import max_choices
 from service.api.chat.schema import ChatRequestBody
@@ -202,7 +202,7 @@ def create_app(context: ServerContext) -> FastAPI:
     )
     app.state.context = context
     sockets = [speech_stream.router, realtime.router]
-    chats = [chat.router, responses.router, completions.router, embeddings.router, rerank.router, transcriptions.router]
+    chats = [chat.router, responses.router, completions.router, embeddings.router, transcriptions.router]
     routers = [*chats, speech.router, *sockets, voices.router, operations.router, docs_page.router]
     open_paths = [*PROBES, *(["/metrics"] if settings.metrics_open else []), *(DOCUMENTS if settings.page else [])]
     if settings.page:

@@ -377,34 +377,30 @@ class MediaLoader:
             counted = True
             return indices, resizer
 
+        made: Callable[[], Awaitable[VideoFrames]]
         if is_frame_list(url):
             payload = payload_of(url, field=field)
             budget.take_bytes(len(payload) // 4 * 3, field)
-
-            def decode_list(decode: Callable[..., Image.Image]) -> VideoFrames:
-                return decode_frame_list(
-                    payload,
-                    choose_within_budget,
-                    fps=frame_list_fps,
-                    times=frame_list_times,
-                    field=field,
-                    images=self.limits.image,
-                    limits=limits,
-                    decode=decode,
-                    charge=room.take,
-                )
-
-            async def prepared_list() -> T:
-                return await prepare(await self._with_decoder(decode_list, field))
-
-            return await _in_turn(self._videos, budget.client, prepared_list)
-        data = await self._read(url, field, limits.max_bytes, budget, room)
+            decode_list = partial(
+                decode_frame_list,
+                payload,
+                choose_within_budget,
+                fps=frame_list_fps,
+                times=frame_list_times,
+                field=field,
+                images=self.limits.image,
+                limits=limits,
+                charge=room.take,
+            )
+            made = partial(self._with_decoder, lambda decode: decode_list(decode=decode), field)
+        else:
+            data = await self._read(url, field, limits.max_bytes, budget, room)
+            made = partial(
+                decode_video, self.pool, data, choose_within_budget, field=field, limits=limits, charge=room.take
+            )
 
         async def prepared() -> T:
-            video = await decode_video(
-                self.pool, data, choose_within_budget, field=field, limits=limits, charge=room.take
-            )
-            return await prepare(video)
+            return await prepare(await made())
 
         return await _in_turn(self._videos, budget.client, prepared)
 

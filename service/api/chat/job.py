@@ -82,7 +82,6 @@ class ChatJob:
         """audio_tokens: those of the speech of the answer."""
         prompt_tokens = len(self.prompt.token_ids)
         completion_tokens = sum(choice.tokens for choice in self.counts) + audio_tokens
-        kinds = media_tokens(self.prompt)
         steps = [choice.steps for choice in self.counts if choice.steps is not None]
         accepted = sum(one.accepted for one in steps)
         return schema.Usage(
@@ -91,10 +90,7 @@ class ChatJob:
             prompt_tokens + completion_tokens,
             schema.PromptTokensDetails(
                 min(choice.cached_tokens for choice in self.counts),
-                kinds["text"],
-                kinds["image"],
-                kinds["video"],
-                kinds["audio"],
+                **{f"{kind}_tokens": count for kind, count in media_tokens(self.prompt).items()},
             ),
             schema.CompletionTokensDetails(
                 sum(choice.reasoning_tokens for choice in self.counts),
