@@ -246,7 +246,7 @@ def _add_middleware(app: FastAPI, context: ServerContext, keys: KeyRing, open_pa
 async def _lifespan(context: ServerContext) -> AsyncIterator[None]:
     """Start what the routes share, and stop it at the end."""
     context.engine.start()
-    if any(model.task in ("speech", "transcription") for model in context.catalog.models):
+    if any(model.kind == "speech" for model in context.catalog.models):
         context.encoders.import_ffmpeg()
     await _load_processors(context)
     lag = asyncio.create_task(_measure_lag(context.metrics))
