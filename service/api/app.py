@@ -17,7 +17,7 @@ from models.interfaces import resizing
 from models.interfaces.cpus import default_threads
 from models.interfaces.errors import CheckpointError
 from service.api import health_routes as operations
-from service.api.chat import completions, embeddings, responses, transcriptions
+from service.api.chat import embeddings, responses, transcriptions
 from service.api.chat import route as chat
 from service.api.chat.job import max_choices
 from service.api.chat.schema import ChatRequestBody
@@ -189,7 +189,7 @@ def media_limits(settings: Settings) -> MediaLimits:
 
 def create_app(context: ServerContext) -> FastAPI:
     settings = context.settings
-    prepare(ChatRequestBody, responses.ResponsesBody, completions.CompletionBody, embeddings.EmbeddingsBody)
+    prepare(ChatRequestBody, responses.ResponsesBody, chat.CompletionBody, embeddings.EmbeddingsBody)
     prepare(SpeechRequestBody, AnyClientEvent, speech_stream.ClientMessage)
     app = FastAPI(
         title="Reprise",
@@ -202,7 +202,7 @@ def create_app(context: ServerContext) -> FastAPI:
     )
     app.state.context = context
     sockets = [speech_stream.router, realtime.router]
-    chats = [chat.router, responses.router, completions.router, embeddings.router, transcriptions.router]
+    chats = [chat.router, responses.router, embeddings.router, transcriptions.router]
     routers = [*chats, speech.router, *sockets, voices.router, operations.router, docs_page.router]
     open_paths = [*PROBES, *(["/metrics"] if settings.metrics_open else []), *(DOCUMENTS if settings.page else [])]
     if settings.page:
@@ -213,7 +213,7 @@ def create_app(context: ServerContext) -> FastAPI:
         app.include_router(router)
     install_error_handlers(app, [*app.routes, *(route for router in routers for route in router.routes)])
     keys = KeyRing(settings.keys())
-    choices, kinds = max_choices(context), (ChatRequestBody, completions.CompletionBody)
+    choices, kinds = max_choices(context), (ChatRequestBody, chat.CompletionBody)
     install_openapi(app, open_paths if keys else None, {(kind, "n"): choices for kind in kinds})
     _add_middleware(app, context, keys, open_paths)
     return app
