@@ -116,18 +116,19 @@ class RequestMiddleware:
 
         self._in_progress(record.endpoint, 1)
         try:
-            self.guards.check(scope, headers, record)
-            if not is_socket:
-                self._admit(scope["method"], headers, record)
-                receive = self._bounded(receive, record, scope["method"])
-            await self.app(scope, receive, answer)
-        except (ClientDisconnect, ClientLeft):
-            pass  # nobody is left to be answered
-        except Exception as error:
-            if status:  # the response has begun
-                record.outcome = record.outcome or "error"
-                raise
-            await as_api_error(error).respond(scope, receive, answer)
+            try:
+                self.guards.check(scope, headers, record)
+                if not is_socket:
+                    self._admit(scope["method"], headers, record)
+                    receive = self._bounded(receive, record, scope["method"])
+                await self.app(scope, receive, answer)
+            except (ClientDisconnect, ClientLeft):
+                pass  # nobody is left to be answered
+            except Exception as error:
+                if status:  # the response has begun
+                    record.outcome = record.outcome or "error"
+                    raise
+                await as_api_error(error).respond(scope, receive, answer)
         except asyncio.CancelledError:
             # uvicorn cancels what is left at the end of a shutdown, as a request whose body has not come yet.
             if is_socket:
