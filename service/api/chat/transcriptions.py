@@ -23,7 +23,7 @@ from starlette.responses import Response
 from models.interfaces.errors import InputError
 from models.interfaces.processor import AlignedWord, Aligner, AudioInput, Transcript
 from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
-from service.api.chat.schema import ChatRequestBody, TokenLogprob
+from service.api.chat.schema import ChatRequestBody, TokenLogprob, TopLogprob
 from service.api.context import ServerContext, context_of
 from service.api.http.admission import Decoding
 from service.api.http.errors import ApiError, bad_request, invalid
@@ -88,12 +88,6 @@ class TranscribedLanguage(msgspec.Struct, frozen=True):
     code: str
 
 
-class TranscribedToken(msgspec.Struct, frozen=True):
-    token: str
-    bytes: list[int]
-    logprob: float
-
-
 class InputTokenDetails(msgspec.Struct, frozen=True):
     audio_tokens: int
     text_tokens: int
@@ -118,7 +112,7 @@ class Transcription(msgspec.Struct, frozen=True):
     text: str
     languages: list[TranscribedLanguage]
     usage: TokenUsage
-    logprobs: list[TranscribedToken] | UnsetType = UNSET
+    logprobs: list[TopLogprob] | UnsetType = UNSET
 
 
 class TranscriptionSegment(msgspec.Struct, frozen=True):
@@ -157,7 +151,7 @@ class VerboseTranscription(msgspec.Struct, frozen=True):
 
 class TranscriptDelta(msgspec.Struct, frozen=True, tag_field="type", tag="transcript.text.delta"):
     delta: str
-    logprobs: list[TranscribedToken] | UnsetType = UNSET
+    logprobs: list[TopLogprob] | UnsetType = UNSET
 
 
 class TranscriptDone(msgspec.Struct, frozen=True, tag_field="type", tag="transcript.text.done"):
@@ -166,7 +160,7 @@ class TranscriptDone(msgspec.Struct, frozen=True, tag_field="type", tag="transcr
     text: str
     languages: list[TranscribedLanguage]
     usage: TokenUsage
-    logprobs: list[TranscribedToken] | UnsetType = UNSET
+    logprobs: list[TopLogprob] | UnsetType = UNSET
 
 
 @router.post(
@@ -475,10 +469,10 @@ class Hearing:
     def _transcript(self, piece: Piece) -> Transcript:
         return self.audio.transcript(piece.raw, self.language)
 
-    def _tokens(self, piece: Piece, start: int = 0) -> list[TranscribedToken]:
+    def _tokens(self, piece: Piece, start: int = 0) -> list[TopLogprob]:
         """The tokens of what is said, from `start`: those behind the tag, or all if there is none."""
         behind = next((at + 1 for at, entry in enumerate(piece.logprobs) if entry.token == self._tag), 0)
-        return [TranscribedToken(one.token, one.bytes, one.logprob) for one in piece.logprobs[behind + start :]]
+        return [TopLogprob(one.token, one.logprob, one.bytes) for one in piece.logprobs[behind + start :]]
 
     def _fields(self) -> dict[str, Any]:
         """Of Transcription and TranscriptDone."""

@@ -16,7 +16,7 @@ from models.interfaces.errors import InputError
 from service.api.chat.transcriptions import PIECE_SECONDS, Hearing, TranscriptionForm, hearing_of, pieces_of
 from service.api.context import ServerContext
 from service.api.engines.request_stream import EngineError
-from service.api.http.errors import ApiError, as_api_error, explain, invalid
+from service.api.http.errors import ApiError, ErrorDetail, as_api_error, explain, invalid
 from service.api.http.middleware import RequestRecord
 from service.api.realtime import schema
 from service.hub.catalog import HostedModel
@@ -199,7 +199,7 @@ class Ears:
                 return done.text
         except (ApiError, EngineError, InputError, TimeoutError) as error:
             answer = as_api_error(error)
-            failure = schema.TranscriptionFailure(type=answer.type, code=answer.code, message=answer.message)
+            failure = ErrorDetail(answer.message, answer.type, code=answer.code)
             await self._tell(f"{EVENT}.failed", **place, error=failure)
             return ""
         finally:
