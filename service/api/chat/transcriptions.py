@@ -154,13 +154,8 @@ class TranscriptDelta(msgspec.Struct, frozen=True, tag_field="type", tag="transc
     logprobs: list[TopLogprob] | UnsetType = UNSET
 
 
-class TranscriptDone(msgspec.Struct, frozen=True, tag_field="type", tag="transcript.text.done"):
+class TranscriptDone(Transcription, frozen=True, tag_field="type", tag="transcript.text.done"):
     """text: with repetitions repaired, which deltas may have."""
-
-    text: str
-    languages: list[TranscribedLanguage]
-    usage: TokenUsage
-    logprobs: list[TopLogprob] | UnsetType = UNSET
 
 
 @router.post(
