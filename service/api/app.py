@@ -17,10 +17,9 @@ from models.interfaces import resizing
 from models.interfaces.cpus import default_threads
 from models.interfaces.errors import CheckpointError
 from service.api import health_routes as operations
-from service.api.chat import completions, embeddings, rerank, responses, transcriptions
+from service.api.chat import embeddings, responses, transcriptions
 from service.api.chat import route as chat
 from service.api.chat.job import max_choices
-from service.api.chat.prompt import MAX_VIDEOS
 from service.api.chat.schema import ChatRequestBody
 from service.api.context import ServerContext
 from service.api.engines.engine_client import EngineClient
@@ -161,11 +160,12 @@ def create_admission(
     most, pixels = settings.max_pending_bytes, settings.max_request_pixels
     # One picture at full size at a time is always decoded; of all others of a request, and of videos, little is left.
     excess = min(ImageLimits.max_pixels, pixels) * MOST_BYTES
-    shares = admission_shares(catalog)
+    kinds = {model.kind for model in catalog.models}
+    shares = SHARES if len(kinds) > 1 else {}
     admission = Admission(
         settings.max_in_flight, most, metrics, shares, others, excess_bytes=excess, max_wait=settings.queue_timeout
     )
-    largest = min(admission.largest(kind) for kind in (shares or {model.kind for model in catalog.models}))
+    largest = min(admission.largest(kind) for kind in shares or kinds)
     if most <= excess or settings.max_body > largest:
         raise SettingsError(
             f"max_pending_bytes: {most} cannot hold one request that max_request_pixels and max_body allow: {excess} "
@@ -173,13 +173,6 @@ def create_admission(
             f"quarters of what chat or speech may take (now {max(0, largest)}; lower max_body)"
         )
     return admission
-
-
-def admission_shares(catalog: Catalog) -> dict[str, float]:
-    """Share of each kind of model; empty when only one kind is served."""
-    if len({model.kind for model in catalog.models}) < 2:
-        return {}
-    return SHARES
 
 
 def media_limits(settings: Settings) -> MediaLimits:
@@ -190,13 +183,13 @@ def media_limits(settings: Settings) -> MediaLimits:
             min(VideoLimits.max_bytes, settings.max_body), max_frames=settings.max_frames, max_decoded_bytes=decoded
         ),
         recording=replace(MediaLimits.recording, max_bytes=min(MediaLimits.recording.max_bytes, settings.max_body)),
-        request=RequestLimits(settings.max_images + MAX_VIDEOS, settings.max_body, decoded),
+        request=RequestLimits(settings.max_body, decoded),
     )
 
 
 def create_app(context: ServerContext) -> FastAPI:
     settings = context.settings
-    prepare(ChatRequestBody, responses.ResponsesBody, completions.CompletionBody, embeddings.EmbeddingsBody)
+    prepare(ChatRequestBody, responses.ResponsesBody, chat.CompletionBody, embeddings.EmbeddingsBody)
     prepare(SpeechRequestBody, AnyClientEvent, speech_stream.ClientMessage)
     app = FastAPI(
         title="Reprise",
@@ -209,7 +202,7 @@ def create_app(context: ServerContext) -> FastAPI:
     )
     app.state.context = context
     sockets = [speech_stream.router, realtime.router]
-    chats = [chat.router, responses.router, completions.router, embeddings.router, rerank.router, transcriptions.router]
+    chats = [chat.router, responses.router, embeddings.router, transcriptions.router]
     routers = [*chats, speech.router, *sockets, voices.router, operations.router, docs_page.router]
     open_paths = [*PROBES, *(["/metrics"] if settings.metrics_open else []), *(DOCUMENTS if settings.page else [])]
     if settings.page:
@@ -220,7 +213,7 @@ def create_app(context: ServerContext) -> FastAPI:
         app.include_router(router)
     install_error_handlers(app, [*app.routes, *(route for router in routers for route in router.routes)])
     keys = KeyRing(settings.keys())
-    choices, kinds = max_choices(context), (ChatRequestBody, completions.CompletionBody)
+    choices, kinds = max_choices(context), (ChatRequestBody, chat.CompletionBody)
     install_openapi(app, open_paths if keys else None, {(kind, "n"): choices for kind in kinds})
     _add_middleware(app, context, keys, open_paths)
     return app

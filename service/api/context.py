@@ -52,8 +52,6 @@ LARGE_BODY = 1 << 18
 
 @dataclass(eq=False)
 class ServerContext:
-    """Everything that routes share."""
-
     settings: Settings
     catalog: Catalog
     engine: Engines

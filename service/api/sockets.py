@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
@@ -12,11 +13,11 @@ import msgspec
 from fastapi import WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
-from service.api.context import LARGE_BODY, ServerContext
+from service.api.context import LARGE_BODY, ServerContext, context_of
 from service.api.engines.request_stream import EngineError
 from service.api.http.admission import FREE_BYTES, Ticket
 from service.api.http.errors import ApiError, as_api_error
-from service.api.http.middleware import RequestRecord
+from service.api.http.middleware import RequestRecord, record_of
 from service.media.messages import AudioLimits
 
 log = logging.getLogger(__name__)
@@ -35,8 +36,6 @@ GOODBYES = (1000, GOING_AWAY, 1005)
 
 
 class StreamClosed(Exception):
-    """End the session with this close code."""
-
     def __init__(self, code: int = 1000, reason: str = "") -> None:
         super().__init__(reason)
         self.code = code
@@ -59,8 +58,13 @@ class Session(Protocol):
         ...
 
 
-async def run_session(context: ServerContext, socket: WebSocket, record: RequestRecord, session: Session) -> None:
-    """Run a session to its end, and close the socket with the code that says how it ended."""
+async def run_session(
+    socket: WebSocket, make: Callable[[ServerContext, WebSocket, RequestRecord], Session], protocol: str | None = None
+) -> None:
+    """Accept a handshake, run the session to its end, and close the socket with the code that says how it ended."""
+    context, record = context_of(socket), record_of(socket.scope)
+    await socket.accept(protocol)
+    session = make(context, socket, record)
     context.open_sockets += 1
     try:
         await session.run()
@@ -92,7 +96,6 @@ class Inbox:
         """Messages and what they are charged with, ApiError for one that the server has no room for, None when the
         client has gone."""
         self._handled = 0
-        """What the last message that was taken is charged with."""
         self.goodbye = False
         """Whether the client has closed the socket because it is done, and has not just vanished."""
         self._reader = asyncio.create_task(self._read())

@@ -29,7 +29,6 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
 CLOSE_SECONDS = 3.0
-"""Seconds for the last spans at shutdown."""
 SERVER_ERROR = 500
 
 Value = str | int | float | bool
@@ -82,7 +81,6 @@ class RequestTrace:
         self._epoch = epoch
         self._context = set_span_in_context(span)
         self.trace_id = format_trace_id(span.get_span_context().trace_id)
-        """32 hexadecimal digits."""
 
     def phase(self, name: str, begin: float, end: float, *, error: str | None = None, **attributes: Value) -> None:
         """Add a child that has ended. error: why it ended early."""

@@ -18,9 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -56,7 +54,7 @@ def write_audio(out: Path, chunks: Iterator[bytes], audio_format: str) -> int:
     size = 0
     try:
         # Without a buffer, so that a full disk is noticed here. What is left of an older file is cut off at the end.
-        with open(out, "wb", buffering=0, opener=_opened_as_it_is) as file:
+        with open(out, "wb", buffering=0, opener=lambda path, flags: os.open(path, flags & ~os.O_TRUNC, 0o666)) as file:
             for chunk in itertools.chain((first,), chunks):
                 left = memoryview(chunk)
                 while left:
@@ -64,8 +62,9 @@ def write_audio(out: Path, chunks: Iterator[bytes], audio_format: str) -> int:
                     left, size = left[written:], size + written
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 file.truncate(size)
-                if audio_format == "wav":
-                    _write_lengths(file, size)
+                for at in (4, 40) if audio_format == "wav" else ():  # players may trust the lengths in a header
+                    file.seek(at)
+                    file.write(struct.pack("<I", size - at - 4))
     except BaseException as error:
         if (size or not was_there) and out.is_file() and not out.is_symlink():
             out.unlink()
@@ -73,17 +72,6 @@ def write_audio(out: Path, chunks: Iterator[bytes], audio_format: str) -> int:
             error.filename = str(out)
         raise
     return size
-
-
-def _opened_as_it_is(path: str, flags: int) -> int:
-    return os.open(path, flags & ~os.O_TRUNC, 0o666)
-
-
-def _write_lengths(file: FileIO, size: int) -> None:
-    """A streamed WAV header holds no real lengths, and some players trust them."""
-    for at in (4, 40):
-        file.seek(at)
-        file.write(struct.pack("<I", size - at - 4))
 
 
 MEDIA_FIELD = re.compile(r"^(?:file|messages\[\d+\]\.content\[(\d+)\]\.(?:image|video)_url(?:\.url)?)(?=:)")
@@ -106,7 +94,7 @@ class ApiClient:
     def __enter__(self) -> ApiClient:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.close()
 
     def models(self) -> list[dict[str, Any]]:
@@ -118,75 +106,39 @@ class ApiClient:
             raise ServerError(f"{response.url} answered with no list of models: is it a server of models?") from error
 
     def answer(
-        self,
-        messages: Sequence[dict[str, Any]],
-        model: str,
-        max_tokens: int,
-        files: Sequence[Path] = (),
-        temperature: float | None = None,
+        self, messages: Sequence[dict[str, Any]], model: str, files: Sequence[Path], **fields: Any
     ) -> Iterator[tuple[str, str]]:
         """(reasoning, answer), piece by piece; one of them is empty. files: those of the last message, which errors
-        name."""
-        body = {
-            "model": model or self.first("chat"),
-            "messages": list(messages),
-            "max_tokens": max_tokens,
-            "stream": True,
-            "temperature": temperature,
-        }
+        name. fields: others of the request."""
+        body = {"model": model or self.first("chat"), "messages": list(messages), "stream": True, **fields}
         with self._reaching(), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
             _check(response, files)
-            for line in response.iter_lines():
-                if line.startswith("data: ") and line != "data: [DONE]":
-                    yield from _pieces(json.loads(line.removeprefix("data: ")))
+            for event in _events(response):
+                for choice in event["choices"]:
+                    delta = choice["delta"]
+                    pieces = delta.get("reasoning_content") or "", delta.get("content") or ""
+                    if any(pieces):
+                        yield pieces
 
-    def speech(
-        self,
-        text: str,
-        audio_format: str,
-        model: str,
-        voice: str,
-        instructions: str = "",
-        speed: float = 1.0,
-        seed: int | None = None,
-    ) -> Iterator[bytes]:
-        """The audio as it arrives."""
-        body = {
-            "model": model or self.first("speech"),
-            "input": text,
-            "voice": voice,
-            "instructions": instructions,
-            "speed": speed,
-            "seed": seed,
-            "response_format": audio_format,
-        }
+    def speech(self, text: str, model: str, **fields: Any) -> Iterator[bytes]:
+        """The audio as it arrives. fields: others of the request."""
+        body = {"model": model or self.first("speech"), "input": text, **fields}
         with self._reaching(), self._http.stream("POST", "/v1/audio/speech", json=body) as response:
             _check(response)
             yield from response.iter_bytes()
 
-    def transcript(
-        self, file: Path, audio: bytes, response_format: str, model: str, language: str, prompt: str
-    ) -> Iterator[str]:
-        """What is said in a recording, piece by piece for the format text, else in one. file: what errors name."""
-        live = response_format == "text"
-        fields = {
-            "model": model or self.first("transcription"),
-            "response_format": response_format,
-            "stream": str(live).lower(),
-            "language": language,
-            "prompt": prompt,
-        }
+    def transcript(self, file: Path, audio: bytes, model: str, **fields: str) -> Iterator[str]:
+        """What is said in a recording, piece by piece for the format text, else in one. file: what errors name. fields:
+        others of the request, response_format among them."""
+        live = fields["response_format"] == "text"
+        fields |= {"model": model or self.first("transcription"), "stream": str(live).lower()}
         path, files = "/v1/audio/transcriptions", {"file": (file.name, audio)}
         with self._reaching(), self._http.stream("POST", path, data=fields, files=files) as response:
             _check(response, [file])
-            if not live:
+            if live:
+                yield from (event.get("delta", "") for event in _events(response))
+            else:
                 yield response.read().decode()
-            for line in response.iter_lines() if live else ():
-                if line.startswith("data: ") and line != "data: [DONE]":
-                    said = json.loads(line.removeprefix("data: "))
-                    if "error" in said:
-                        raise ServerError(said["error"]["message"])
-                    yield said.get("delta", "")
 
     def get(self, path: str) -> httpx.Response:
         """A raw GET (/health, /metrics); never raises on status."""
@@ -251,15 +203,14 @@ def _media_part(file: Path) -> dict[str, Any]:
     return {"type": field, field: {"url": f"data:{media_type};base64,{base64.b64encode(data).decode()}"}}
 
 
-def _pieces(chunk: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(reasoning, answer) of a chunk of a chat stream, without empty pieces. ServerError for an error in the stream."""
-    if "error" in chunk:
-        raise ServerError(chunk["error"]["message"])
-    for choice in chunk["choices"]:
-        delta = choice["delta"]
-        pieces = delta.get("reasoning_content") or "", delta.get("content") or ""
-        if any(pieces):
-            yield pieces
+def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The server-sent events of an answer. ServerError for an error among them."""
+    for line in response.iter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                raise ServerError(event["error"]["message"])
+            yield event
 
 
 def _check(response: httpx.Response, files: Sequence[Path] = ()) -> None:
@@ -380,7 +331,8 @@ def ask(
     question, files = _question_and_files(words or [])
     with connect(url, key) as client:
         first = [{"role": "system", "content": system}] if system else []
-        pieces = client.answer([*first, user_message(question, files)], model, max_tokens, files, temperature)
+        messages = [*first, user_message(question, files)]
+        pieces = client.answer(messages, model, files, max_tokens=max_tokens, temperature=temperature)
         said = False
         try:
             for reasoning, answer in until_first(pieces, "waiting for the first token"):
@@ -442,7 +394,8 @@ def say(
     if out not in _STDOUT_PATHS:
         check_writable(out)
     with connect(url, key) as client:
-        chunks = client.speech(text, chosen, model, voice, instructions, speed, seed)
+        manner: dict[str, Any] = {"voice": voice, "instructions": instructions, "speed": speed, "seed": seed}
+        chunks = client.speech(text, model, response_format=chosen, **manner)
         chunks = until_first(chunks, "waiting for the first sound")
         if out in _STDOUT_PATHS:
             for chunk in chunks:
@@ -466,7 +419,9 @@ def hear(
     """Print what is said in a recording."""
     audio = sys.stdin.buffer.read() if file == STDOUT else file.read_bytes()
     with connect(url, key) as client:
-        pieces = client.transcript(file, audio, response_format, model, language, prompt)
+        pieces = client.transcript(
+            file, audio, model, response_format=response_format, language=language, prompt=prompt
+        )
         for piece in until_first(pieces, "listening"):
             typer.echo(piece, nl=False)
         typer.echo()
@@ -504,15 +459,16 @@ def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
     if any(left := said.get("background", {}).values()):
         captures, voices = left
         typer.echo(f"still to do while there are no requests: {captures} captures, {voices} built-in voices")
-    engines = found.engines()
-    table = _table("model", "kind", *(["engine"] if engines else []), "running", "waiting", "KV cache in use")
-    for (name, card), engine in itertools.product(cards.items(), engines or [""]):
-        running, waiting, usage = (
-            found.of("reprise_" + metric, name, engine)
-            for metric in ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
-        )
-        where = [engine] if engines else []
-        table.add_row(name, card["kind"], *where, f"{running:.0f}", f"{waiting:.0f}", f"{usage:.0%}")
+    engines = sorted(found.sums("reprise_requests_running", "engine"), key=lambda index: int(index or 0)) or [""]
+    column = ["engine"] if engines != [""] else []
+    table = _table("model", "kind", *column, "running", "waiting", "KV cache in use")
+    shown = ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
+    for name, card in cards.items():
+        sums = [found.sums(f"reprise_{metric}", "engine", model=name) for metric in shown]
+        for engine in engines:
+            running, waiting, usage = (by_engine.get(engine, 0.0) for by_engine in sums)
+            where = [engine] if column else []
+            table.add_row(name, card["kind"], *where, f"{running:.0f}", f"{waiting:.0f}", f"{usage:.0%}")
     Console().print(table)
 
 
@@ -531,17 +487,9 @@ def pull(model: Annotated[str, typer.Argument(help="Hub id, or HUB_ID@REVISION."
 
 
 class ScrapedMetrics:
-    """Samples of a server's /metrics."""
-
     def __init__(self, response: httpx.Response) -> None:
         families = text_string_to_metric_families(response.text)
         self._samples = [sample for family in families for sample in family.samples]
-
-    def of(self, name: str, model: str, engine: str) -> float:
-        """engine: empty if there is only one."""
-        labels = (model, engine)
-        found = (s for s in self._samples if s.name == name)
-        return sum(s.value for s in found if (s.labels.get("model"), s.labels.get("engine", "")) == labels)
 
     def sums(self, name: str, label: str = "", **wanted: str) -> dict[str, float]:
         """Sums of the samples with the wanted labels, by the values of `label`."""
@@ -552,18 +500,13 @@ class ScrapedMetrics:
                 sums[value] = sums.get(value, 0.0) + sample.value
         return sums
 
-    def engines(self) -> list[str]:
-        """Indexes of the engines; empty if there is only one."""
-        found = {s.labels["engine"] for s in self._samples if "engine" in s.labels}
-        return sorted(found, key=int)
-
     def label(self, name: str, label: str) -> str:
         return next((s.labels.get(label, "") for s in self._samples if s.name == name), "")
 
     def gpu_memory(self) -> str:
         """Memory of the devices of all engines; empty on a CPU."""
-        states = [(s.labels["state"], s.value) for s in self._samples if s.name == "reprise_gpu_memory_bytes"]
-        total, free = sum(value for _, value in states), sum(value for state, value in states if state == "free")
+        states = self.sums("reprise_gpu_memory_bytes", "state")
+        total, free = sum(states.values()), states.get("free", 0.0)
         return f"{(total - free) / GIB:.1f} of {total / GIB:.1f} GiB used" if total else ""
 
 
@@ -676,7 +619,7 @@ class Conversation:
         asked = [*self._messages, user_message(question, files)]
         said = ""
         try:
-            pieces = self._client.answer(asked, self._model, self._max_tokens, files)
+            pieces = self._client.answer(asked, self._model, files, max_tokens=self._max_tokens)
             for reasoning, answer in until_first(pieces, "thinking"):
                 typer.echo(reasoning, nl=False, err=True)
                 typer.echo(answer, nl=False)

@@ -50,8 +50,7 @@ def examine() -> list[Finding]:
     return [
         Finding("Python", platform.python_version(), True),
         *_torch(),
-        *_engines(settings),
-        *_api_processes(settings),
+        *_processes(settings),
         _packages(),
         _codecs(),
         _embedded(),
@@ -65,7 +64,6 @@ def examine() -> list[Finding]:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """The summary of all findings."""
     if missing := sum(finding.good is False for finding in findings):
         return f"{missing} missing."
     if any(finding.subject == "port" and not finding.good for finding in findings):
@@ -99,25 +97,16 @@ def _torch() -> Iterator[Finding]:
         yield _configurations(current_gpu())
 
 
-def _engines(settings: Settings) -> Iterator[Finding]:
-    """Findings about several engines or API processes, if the settings ask for them."""
-    if settings.gpus is None and settings.engines == 1:
-        return
+def _processes(settings: Settings) -> Iterator[Finding]:
+    """The engines, if the settings ask for several, and the API processes."""
     try:
-        gpus = engine_gpus(settings)
+        gpus, count = engine_gpus(settings), api_process_count(settings)
     except SettingsError as error:
         yield Finding("engines", str(error), False, "Correct --gpus or --engines.")
         return
-    where = f"one each on GPU {', '.join(gpus)}" if settings.gpus is not None else "on the CPU"
-    yield Finding("engines", f"{len(gpus)}, {where}", True)
-
-
-def _api_processes(settings: Settings) -> Iterator[Finding]:
-    """Nothing if the GPUs in the settings do not exist: `_engines` reports that."""
-    try:
-        count = api_process_count(settings)
-    except SettingsError:
-        return
+    if settings.gpus is not None or settings.engines != 1:
+        where = f"one each on GPU {', '.join(gpus)}" if settings.gpus is not None else "on the CPU"
+        yield Finding("engines", f"{len(gpus)}, {where}", True)
     yield Finding("API processes", str(count), True)
 
 
@@ -130,7 +119,6 @@ def _gpu(index: int, gpu: Gpu, memory: str) -> Finding:
 
 
 def _configurations(gpu: Gpu) -> Finding:
-    """Which GEMM configurations `serve` will use."""
     from models.layers.kernels.gemm_store import TableError, load, source_of
 
     try:
@@ -213,7 +201,7 @@ def _port(settings: Settings) -> Finding:
 
 
 def _descriptors(settings: Settings) -> Finding:
-    with suppress(SettingsError):  # _engines reports it
+    with suppress(SettingsError):  # _processes reports it
         settings = with_count(settings, api_process_count(settings))
     limit, connections = attainable_limit(), connections_of_each(settings)
     if connections_within(limit, connections) == connections:

@@ -26,16 +26,8 @@ from service.cli.serve_help import ServeCommand, describe, descriptions, placeho
 from service.link.config import ConfigurationError
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings, load_settings, unknown_variables
+from service.system import packages
 from service.system.logs import configure_logging
-from service.system.packages import (
-    PackageError,
-    begin_check,
-    check_installed,
-    end_check,
-    is_ours,
-    server_version,
-    unusable,
-)
 from service.tuning.command import tune
 
 log = logging.getLogger("reprise")
@@ -51,7 +43,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(server_version())
+        typer.echo(packages.server_version())
         raise typer.Exit()
 
 
@@ -69,25 +61,22 @@ def _settings_command(command: Any) -> Any:
     description from Settings."""
     parameters = [*inspect.signature(command, eval_str=True).parameters.values()][:-1]
     for name, field in Settings.model_fields.items():
-        kind = _flag_type(field.annotation)
+        # Settings converts strings; None: not given.
+        several = typing.get_origin(field.annotation) is tuple
+        kind: Any = list[str] if several else bool if field.annotation is bool else str
         shown = shown_default(name)
         option = typer.Option(
             help=escape(f"{descriptions()[name]} [{shown}]" if shown else descriptions()[name]),
             metavar="" if field.annotation is bool else placeholder(name),
         )
         parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+            )
         )
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
-
-
-def _flag_type(annotation: Any) -> Any:
-    """The type of a setting's flag: a switch, a string or several strings, which Settings converts. None: not given."""
-    if typing.get_origin(annotation) is tuple:
-        return list[str] | None
-    return bool | None if annotation is bool else str | None
 
 
 @app.command(cls=ServeCommand)
@@ -127,12 +116,12 @@ def serve(
         return
     try:
         status = _serve(settings)
-    except (CheckpointError, PackageError, SettingsError) as error:
+    except (CheckpointError, packages.PackageError, SettingsError) as error:
         _refuse(error)
     except ImportError as error:
-        if is_ours(error):
+        if packages.is_ours(error):
             raise
-        _refuse(PackageError(unusable(error.name or "?", error)))
+        _refuse(packages.PackageError(packages.unusable(error.name or "?", error)))
     raise typer.Exit(status)
 
 
@@ -150,16 +139,16 @@ def _serve(settings: Settings) -> int:
     _heed_signals_as_process_1()
     with asyncio.Runner() as runner:
         with ended_by_ctrl_c():
-            check_installed()
+            packages.check_installed()
             listener = bind(settings)
             catalog = load_catalog(settings, log.info)
             standbys = runner.run(begin_engines(engine_configs(settings, catalog, engine_gpus(settings))))
-            packages = begin_check()
+            check = packages.begin_check()
             # The engine processes import torch while this one imports the rest of the server.
             from service.processes.server import prepare_process, serve
             from service.processes.supervisor import Supervisor
 
-            end_check(packages)
+            packages.end_check(check)
         processes = api_process_count(settings)
         if settings.api_processes == "auto":
             log.log(logging.INFO if processes.number > 1 else logging.DEBUG, "API processes: %s", processes)
@@ -218,7 +207,7 @@ app.add_typer(bench)
 @app.command()
 def version() -> None:
     """Print the version."""
-    typer.echo(server_version())
+    typer.echo(packages.server_version())
 
 
 def _refuse(error: Exception) -> typing.NoReturn:

@@ -11,7 +11,7 @@ import numpy as np
 from av.error import FFmpegError
 
 from models.interfaces.errors import InputError
-from service.media.ffmpeg_audio import MONO, audio_frame, audio_graph, pulled
+from service.media.ffmpeg_audio import TempoAndRate
 from service.media.file_formats import MATROSKA
 from service.media.messages import AudioLimits
 from service.media.reference_audio import resample
@@ -154,20 +154,16 @@ def _mono_blocks(data: bytes, field: str, limits: AudioLimits) -> Iterator[Block
 
 def _resampled(blocks: Iterator[Block], sample_rate: int) -> Iterator[np.ndarray]:
     """float32 [n] at `sample_rate`, piece by piece: an hour takes too much memory and time as `resample` does it."""
-    converter, position = None, 0
+    converter = None
     for rate, block in blocks:
         samples = block.clip(-LOUDEST, LOUDEST).astype(np.float32)
         if rate == sample_rate:
             yield samples
             continue
-        if converter is None:
-            converter = audio_graph(rate, ("aresample", f"{sample_rate}:{RECORDING_FILTER}"), MONO)
-        converter.push(audio_frame(samples, rate, position))
-        position += len(samples)
-        yield from (frame.to_ndarray()[0] for frame in pulled(converter))
+        converter = converter or TempoAndRate(rate, sample_rate, options=RECORDING_FILTER)
+        yield from converter.push(samples)
     if converter is not None:
-        converter.push(None)
-        yield from (frame.to_ndarray()[0] for frame in pulled(converter))
+        yield from converter.flush()
 
 
 def _blocks(data: bytes, field: str) -> Iterator[Block]:

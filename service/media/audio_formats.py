@@ -48,7 +48,6 @@ FORMATS = {
 }
 NAMES = f"{', '.join(list(FORMATS)[:-1])} or {list(FORMATS)[-1]}"
 CHAT_FORMATS = {one.chat_name or name: name for name, one in FORMATS.items()}
-"""Formats by their names in a chat request."""
 REALTIME_FORMATS = {one.content_type: one.chat_name or name for name, one in FORMATS.items() if not one.has_header}
 """Names in a chat request of formats without a header, by their types in the Realtime protocol."""
 
@@ -63,6 +62,5 @@ else:
 
 
 def content_type(name: str, sample_rate: int) -> str:
-    """The Content-Type of a response in a format."""
     chosen = FORMATS[name]
     return chosen.content_type if chosen.has_header else f"{chosen.content_type};rate={sample_rate};channels=1"

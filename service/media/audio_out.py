@@ -1,4 +1,7 @@
-"""Samples -> encoded audio, as it is made: the response formats of /v1/audio/speech, through LAME and PyAV."""
+"""Samples -> encoded audio, as it is made: the response formats of /v1/audio/speech, through LAME and PyAV.
+
+PyAV is imported when first used: FFmpeg's libraries are large, and raw formats do not need them.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ import struct
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import lameenc
 import numpy as np
 
 from models.interfaces.errors import InputError
-from service.media.audio_formats import FORMATS, LAME, AudioFormat, content_type
+from service.media.audio_formats import FORMATS, LAME, content_type
 from service.system.concurrency import shielded
 
 if TYPE_CHECKING:
@@ -59,18 +64,26 @@ class StreamingEncoder:
 
     @property
     def needs_ffmpeg(self) -> bool:
-        """For a filter or its codec."""
         return not self._unchanged or FORMATS[self._name].codec not in ("", LAME)
 
     @cached_property
     def _filter(self) -> TempoAndRate | None:
-        return None if self._unchanged else _tempo_and_rate(self._rate_in, self._rate_out, self._speed)
+        if self._unchanged:
+            return None
+        from service.media.ffmpeg_audio import TempoAndRate
+
+        return TempoAndRate(self._rate_in, self._rate_out, self._speed)
 
     @cached_property
     def _codec(self) -> Codec | Mp3 | _Raw:
-        if FORMATS[self._name].codec:
-            return _codec(FORMATS[self._name], self._rate_out)
-        return _Raw(wav_header(self._rate_out) if self._name == "wav" else b"")
+        chosen = FORMATS[self._name]
+        if not chosen.codec:
+            return _Raw(wav_header(self._rate_out) if self._name == "wav" else b"")
+        if chosen.codec == LAME:
+            return Mp3(self._rate_out)
+        from service.media.ffmpeg_audio import Codec
+
+        return Codec(chosen, self._rate_out)
 
     def encode(self, samples: np.ndarray) -> bytes:
         """float32 [n] -> the bytes that are ready now, possibly none."""
@@ -114,12 +127,12 @@ class EncoderPool:
 
     def __init__(self, size: int) -> None:
         self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix="encode")
-        self._imported: Future[None] | None = None
+        self._imported: Future[ModuleType] | None = None
 
-    def import_ffmpeg(self) -> Future[None]:
+    def import_ffmpeg(self) -> Future[ModuleType]:
         """Import FFmpeg in a thread, once. The first answer would wait for it, if it began with the answer."""
         if self._imported is None:
-            self._imported = self._threads.submit(_import_ffmpeg)
+            self._imported = self._threads.submit(import_module, "service.media.ffmpeg_audio")
         return self._imported
 
     async def prepare(self, encoder: StreamingEncoder) -> None:
@@ -197,25 +210,6 @@ class Mp3:
 
     def finish(self) -> bytes:
         return bytes(self._encoder.flush()) if self._begun else b""
-
-
-# Imported when first used: FFmpeg's libraries are large, and raw formats do not need them.
-def _import_ffmpeg() -> None:
-    import service.media.ffmpeg_audio  # noqa: F401
-
-
-def _codec(chosen: AudioFormat, sample_rate: int) -> Codec | Mp3:
-    if chosen.codec == LAME:
-        return Mp3(sample_rate)
-    from service.media.ffmpeg_audio import Codec
-
-    return Codec(chosen.codec, chosen.container, sample_rate, chosen.codec_options, chosen.container_options)
-
-
-def _tempo_and_rate(rate_in: int, rate_out: int, speed: float) -> TempoAndRate:
-    from service.media.ffmpeg_audio import TempoAndRate
-
-    return TempoAndRate(rate_in, rate_out, speed)
 
 
 def _clean(samples: np.ndarray) -> np.ndarray:

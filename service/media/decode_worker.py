@@ -11,22 +11,8 @@ import numpy as np
 
 from models.interfaces.errors import InputError
 from service.confined.channel import WorkerChannel, allow_cpu, confine
+from service.media import messages
 from service.media.image_decode import decoding_bytes, load_decoders, open_image, upright_picture
-from service.media.messages import (
-    DecodeAudio,
-    Done,
-    Frame,
-    ImageOpened,
-    Job,
-    OpenImage,
-    OpenVideo,
-    Pixels,
-    ReadFrames,
-    ReadPixels,
-    Refused,
-    Samples,
-    VideoOpened,
-)
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -43,7 +29,7 @@ def main(fd: int, memory_bytes: int, cpu_seconds: int) -> None:
     with contextlib.suppress(ImportError):
         import service.media.audio_decode
         import service.media.video_decode  # noqa: F401
-    decoder = MediaDecoder(WorkerChannel(socket.socket(fileno=fd), Job))
+    decoder = MediaDecoder(WorkerChannel(socket.socket(fileno=fd), messages.Job))
     while True:
         try:
             job = decoder.channel.receive()
@@ -62,55 +48,44 @@ class MediaDecoder:
         self._image: Image.Image | None = None
         self._data, self._field = b"", ""
 
-    def answer(self, job: Job) -> None:
-        if not isinstance(job, (ReadFrames, ReadPixels)):  # the opened video or picture is not needed
+    def answer(self, job: messages.Job) -> None:
+        if not isinstance(job, (messages.ReadFrames, messages.ReadPixels)):  # the opened video or picture is not needed
             self._close_media()
         try:
             match job:
-                case OpenVideo():
-                    self._open_video(job)
-                case ReadFrames():
-                    self._read_frames(job)
-                case DecodeAudio():
-                    self._decode_audio(job)
-                case OpenImage():
-                    self._data = bytes(self.channel.receive_blob(MAX_BLOB_BYTES))
+                case messages.OpenVideo():
+                    from service.media.video_decode import VideoSource
+
+                    self._video = VideoSource(self._received(), field=job.field, limits=job.limits)
+                    self.channel.send(messages.VideoOpened(self._video.metadata))
+                case messages.ReadFrames():
+                    frames = () if self._video is None else self._video.frames(job.indices)
+                    for index, time, pixels in frames:
+                        self.channel.send(messages.Frame(index, time), np.ascontiguousarray(pixels).data.cast("B"))
+                    self._close_media()
+                    self.channel.send(messages.Done())
+                case messages.DecodeAudio():
+                    from service.media.audio_decode import decode_samples
+
+                    encoded, rate = self._received(), job.sample_rate
+                    samples = decode_samples(encoded, sample_rate=rate, field=job.field, limits=job.limits)
+                    self.channel.send(messages.Samples(samples.size), samples.data.cast("B"))
+                case messages.OpenImage():
+                    self._data, self._field = self._received(), job.field
                     self._image = open_image(self._data, field=job.field, limits=job.limits)
-                    self._field = job.field
-                    self.channel.send(ImageOpened(*self._image.size, decoding_bytes(self._image, self._data)))
-                case ReadPixels():
-                    self._read_pixels()
+                    self.channel.send(messages.ImageOpened(*self._image.size, decoding_bytes(self._image, self._data)))
+                case messages.ReadPixels():
+                    if self._image is None:
+                        raise InputError("", "no picture is open")
+                    picture = upright_picture(self._image, self._data, field=self._field)
+                    self.channel.send(messages.Pixels(*picture.size), np.asarray(picture).data.cast("B"))
+                    self._close_media()
         except InputError as error:
             self._close_media()
-            self.channel.send(Refused(error.field, str(error)))
+            self.channel.send(messages.Refused(error.field, str(error)))
 
-    def _open_video(self, job: OpenVideo) -> None:
-        from service.media.video_decode import VideoSource
-
-        data = bytes(self.channel.receive_blob(MAX_BLOB_BYTES))
-        self._video = VideoSource(data, field=job.field, limits=job.limits)
-        self.channel.send(VideoOpened(self._video.metadata))
-
-    def _read_frames(self, job: ReadFrames) -> None:
-        if self._video is not None:
-            for index, time, pixels in self._video.frames(job.indices):
-                self.channel.send(Frame(index, time), np.ascontiguousarray(pixels).data.cast("B"))
-        self._close_media()
-        self.channel.send(Done())
-
-    def _decode_audio(self, job: DecodeAudio) -> None:
-        from service.media.audio_decode import decode_samples
-
-        encoded = bytes(self.channel.receive_blob(MAX_BLOB_BYTES))
-        samples = decode_samples(encoded, sample_rate=job.sample_rate, field=job.field, limits=job.limits)
-        self.channel.send(Samples(samples.size), samples.data.cast("B"))
-
-    def _read_pixels(self) -> None:
-        if self._image is None:
-            raise InputError("", "no picture is open")
-        picture = upright_picture(self._image, self._data, field=self._field)
-        self.channel.send(Pixels(*picture.size), np.asarray(picture).data.cast("B"))
-        self._close_media()
+    def _received(self) -> bytes:
+        return bytes(self.channel.receive_blob(MAX_BLOB_BYTES))
 
     def _close_media(self) -> None:
         for opened in (self._video, self._image):

@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Literal
@@ -135,26 +135,22 @@ def _public_certificates() -> ssl.SSLContext:
     return httpcore.default_ssl_context()
 
 
+@dataclass(eq=False)
 class Fetcher:
-    """Fetches media under a policy. Uses no proxy, no cookies, no environment. Belongs to one event loop."""
+    """Fetches media under a policy. Uses no proxy, no cookies, no environment. Belongs to one event loop. resolver: the
+    system's unless given. ssl_context: httpcore's own unless given."""
 
-    def __init__(
-        self,
-        policy: UrlPolicy,
-        *,
-        resolver: Resolver | None = None,
-        connector: httpcore.AsyncNetworkBackend | None = None,
-        ssl_context: ssl.SSLContext | None = None,
-    ) -> None:
-        """resolver: the system's unless given. connector and ssl_context: httpcore's own unless given."""
-        self._policy = policy
+    policy: UrlPolicy
+    _: KW_ONLY
+    resolver: Resolver | None = None
+    connector: httpcore.AsyncNetworkBackend = field(default_factory=httpcore.AnyIOBackend)
+    ssl_context: ssl.SSLContext | None = None
+
+    def __post_init__(self) -> None:
         # Not the loop's own threads, for which grammars and everything else would have to wait.
         self._threads = ThreadPoolExecutor(RESOLVED_AT_ONCE, thread_name_prefix="resolve")
         self._semaphore = FairSemaphore(FETCHED_AT_ONCE, FETCHED_FOR_ONE)
         self._look_ups = FairSemaphore(RESOLVED_AT_ONCE, RESOLVED_FOR_ONE)
-        self._resolver = resolver
-        self._connector = connector or httpcore.AnyIOBackend()
-        self._ssl_context = ssl_context
 
     async def fetch(
         self,
@@ -164,7 +160,7 @@ class Fetcher:
         max_bytes: int,
         seconds: float,
         client: str = "",
-        admit: Callable[[int], None] | None = None,
+        admit: Callable[[int], None] = lambda size: None,
     ) -> bytes:
         """The content of a URL, after at most three redirects, each checked like the first URL.
 
@@ -181,45 +177,34 @@ class Fetcher:
             except TimeoutError as error:
                 message = f"{field}: not fetched: other URLs were, for {TURN_SECONDS:g} seconds; retry shortly."
                 raise FetchesBusy(message) from error
-            return await self._fetch(target, field, max_bytes, seconds, client, admit)
-
-    async def _fetch(
-        self,
-        target: httpx.URL,
-        field: str,
-        max_bytes: int,
-        seconds: float,
-        client: str,
-        admit: Callable[[int], None] | None,
-    ) -> bytes:
-        try:
-            async with asyncio.timeout(seconds):
-                if self._ssl_context is None:  # httpcore would read them for each connection, while every stream waits
-                    self._ssl_context = await asyncio.to_thread(_public_certificates)
-                async with self._connections(client) as connections:
-                    for _ in range(MAX_REDIRECTS + 1):
-                        answer = await self._get(connections, target, field, max_bytes, admit)
-                        if isinstance(answer, bytes):
-                            return answer
-                        target = self._checked(answer, field)
-        except BlockedAddress as error:
-            raise InputError(field, "the URL's host is not on the public internet") from error
-        except (TimeoutError, httpcore.TimeoutException) as error:
-            raise InputError(field, f"the URL could not be fetched within {seconds:g} seconds") from error
-        except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError, OSError) as error:
-            raise InputError(field, "the URL could not be fetched") from error
-        raise InputError(field, f"the URL has too many redirects: at most {MAX_REDIRECTS} allowed")
+            try:
+                async with asyncio.timeout(seconds):
+                    # httpcore would read them for each connection, while every stream waits.
+                    self.ssl_context = self.ssl_context or await asyncio.to_thread(_public_certificates)
+                    async with self._connections(client) as connections:
+                        for _ in range(MAX_REDIRECTS + 1):
+                            answer = await self._get(connections, target, field, max_bytes, admit)
+                            if isinstance(answer, bytes):
+                                return answer
+                            target = self._checked(answer, field)
+            except BlockedAddress as error:
+                raise InputError(field, "the URL's host is not on the public internet") from error
+            except (TimeoutError, httpcore.TimeoutException) as error:
+                raise InputError(field, f"the URL could not be fetched within {seconds:g} seconds") from error
+            except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError, OSError) as error:
+                raise InputError(field, "the URL could not be fetched") from error
+            raise InputError(field, f"the URL has too many redirects: at most {MAX_REDIRECTS} allowed")
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _connections(self, client: str) -> httpcore.AsyncConnectionPool:
         """Those of one fetch, whose names are looked up in the client's turn. None of them is kept."""
-        resolver = self._resolver or partial(self._resolve, client)
+        resolver = self.resolver or partial(self._resolve, client)
         return httpcore.AsyncConnectionPool(
-            ssl_context=self._ssl_context,
+            ssl_context=self.ssl_context,
             max_keepalive_connections=0,
-            network_backend=GuardedBackend(resolver, self._connector),
+            network_backend=GuardedBackend(resolver, self.connector),
         )
 
     async def _resolve(self, client: str, host: str, port: int) -> list[str]:
@@ -236,7 +221,7 @@ class Fetcher:
             return [str(address[0]) for *_, address in found]
 
     def _checked(self, url: str, field: str) -> httpx.URL:
-        if self._policy.mode == "off":
+        if self.policy.mode == "off":
             if not url.lower().startswith(("http://", "https://")):
                 raise InputError(field, "not a data: URL, and this server takes no others (setting media_urls)")
             raise InputError(
@@ -251,15 +236,15 @@ class Fetcher:
             is_named = bool(parsed.host)  # decodes an internationalised name, which may be invalid
         except (httpx.InvalidURL, UnicodeError) as error:
             raise InputError(field, "not a valid URL") from error
-        schemes = ("https", "http") if self._policy.allow_http else ("https",)
+        schemes = ("https", "http") if self.policy.allow_http else ("https",)
         if parsed.scheme not in schemes:
             raise InputError(field, f"the URL must begin with data: or {' or '.join(f'{s}://' for s in schemes)}")
         if not is_named or parsed.userinfo:
             raise InputError(field, "the URL must have a host and no user")
         host = parsed.raw_host.decode("ascii")
-        if self._policy.mode == "allowlist":
+        if self.policy.mode == "allowlist":
             named = {f"{host}:{_port(parsed)}"} | ({host} if parsed.port is None else set())
-            if not named & {entry.lower() for entry in self._policy.hosts}:
+            if not named & {entry.lower() for entry in self.policy.hosts}:
                 raise InputError(field, "the URL's host is not on this server's list of media hosts")
         elif parsed.port is not None:
             raise InputError(field, "the URL must not have a port")
@@ -271,7 +256,7 @@ class Fetcher:
         url: httpx.URL,
         field: str,
         max_bytes: int,
-        admit: Callable[[int], None] | None,
+        admit: Callable[[int], None],
     ) -> bytes | str:
         """The body, or the target of a redirect."""
         target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=_port(url), target=url.raw_path)
@@ -300,8 +285,7 @@ class Fetcher:
                 raise _too_large(field, max_bytes)
             async for chunk in response.aiter_stream():
                 body += chunk
-                if admit is not None:
-                    admit(len(chunk))
+                admit(len(chunk))
                 if len(body) > max_bytes:
                     raise _too_large(field, max_bytes)
             return bytes(body)

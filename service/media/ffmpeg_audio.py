@@ -10,6 +10,8 @@ import av
 import av.filter
 import numpy as np
 
+from service.media.audio_formats import AudioFormat
+
 MONO = ("aformat", "sample_fmts=flt:channel_layouts=mono")
 """Filter of audio_graph that makes mono float32."""
 PADDING = 0.2
@@ -38,22 +40,15 @@ class _Sink:
 class Codec:
     """An encoder and its muxer: float32 samples (-1..1) in, bytes of the container out."""
 
-    def __init__(
-        self,
-        codec: str,
-        container: str,
-        sample_rate: int,
-        codec_options: dict[str, str],
-        container_options: dict[str, str],
-    ) -> None:
+    def __init__(self, chosen: AudioFormat, sample_rate: int) -> None:
         self._sink = _Sink()
         self._sample_rate = sample_rate
         self._position = 0
-        options = container_options | {"flush_packets": "1"}
-        self._container = av.open(self._sink, "w", format=container, options=options)
-        stream = self._container.add_stream(codec, sample_rate, options=codec_options, layout="mono")
+        options = chosen.container_options | {"flush_packets": "1"}
+        self._container = av.open(self._sink, "w", format=chosen.container, options=options)
+        stream = self._container.add_stream(chosen.codec, sample_rate, options=chosen.codec_options, layout="mono")
         self._stream = cast(av.AudioStream, stream)
-        if codec == "aac":
+        if chosen.codec == "aac":
             self._stream.bit_rate = 128_000 if sample_rate >= 32_000 else 64_000
 
     def encode(self, samples: np.ndarray) -> bytes:
@@ -72,18 +67,17 @@ class Codec:
 class TempoAndRate:
     """FFmpeg's atempo filter (0.5 to 100 each, so speed 0.25 needs two) and its resampler."""
 
-    def __init__(self, rate_in: int, rate_out: int, speed: float) -> None:
+    def __init__(self, rate_in: int, rate_out: int, speed: float = 1.0, options: str = "") -> None:
+        """options: of the resampler."""
         self._rate_in = rate_in
         self._changes_tempo = speed != 1.0
         self._ratio = rate_out / (rate_in * speed)
         """Samples of the output for one of the input."""
         self._position = 0
         self._given = 0
-        """Samples of the output that have been given."""
         tempos = [] if speed == 1.0 else [speed] if speed >= 0.5 else [0.5, speed / 0.5]
-        self._graph = audio_graph(
-            rate_in, *(("atempo", f"{tempo:.9f}") for tempo in tempos), ("aresample", str(rate_out)), MONO
-        )
+        resample = ("aresample", f"{rate_out}:{options}" if options else f"{rate_out}")
+        self._graph = audio_graph(rate_in, *(("atempo", f"{tempo:.9f}") for tempo in tempos), resample, MONO)
 
     def push(self, samples: np.ndarray) -> Iterator[np.ndarray]:
         """Takes samples float32 [n] at rate_in; gives those at rate_out that are complete, float32 [n] each."""

@@ -97,7 +97,6 @@ SEND: dict[tuple[Kind, Kind], str] = {
 
 
 def recognise(data: bytes) -> Format | None:
-    """The format of a file, by its first bytes."""
     head = data[:HEAD_BYTES]
     return next((one for one, pattern in _HEADS if pattern.match(head)), None)
 

@@ -64,7 +64,6 @@ def _name(data: bytes, place: int) -> bytes:
 
 
 ORIENTATION = 0x0112
-"""Tag of EXIF."""
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,

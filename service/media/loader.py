@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import TypeVar
@@ -19,27 +20,12 @@ from models.interfaces.media import VideoFrames, VideoMetadata, source_digest
 from models.interfaces.resizing import FrameResizer
 from service.confined.channel import ProtocolError, WorkerChannel
 from service.confined.workers import FairSemaphore, Program, WorkerLimits, WorkerLost, WorkerPool
+from service.media import messages
 from service.media.fetch import Fetcher, declared_type, decode_base64, is_data_url, payload_of, without_spaces
 from service.media.file_formats import is_confined
 from service.media.image_decode import RGB_BYTES, decode_image, load_decoders, read_image
-from service.media.messages import (
-    AudioLimits,
-    DecodeAudio,
-    Done,
-    Frame,
-    ImageLimits,
-    MediaLimits,
-    OpenVideo,
-    ReadFrames,
-    Reply,
-    RequestLimits,
-    Samples,
-    VideoLimits,
-    VideoOpened,
-    expect,
-)
 
-DECODER = Program("service.media.decode_worker", Reply)
+DECODER = Program("service.media.decode_worker", messages.Reply)
 LIMITS = WorkerLimits()
 Choose = Callable[[VideoMetadata], tuple[Sequence[int], FrameResizer]]
 """Metadata -> ascending indices of the frames to decode, and what resizes them (ChatProcessor.sample_video,
@@ -58,7 +44,13 @@ def decode_workers(size: int, limits: WorkerLimits = LIMITS) -> WorkerPool:
 
 
 async def decode_video(
-    pool: WorkerPool, data: bytes, choose: Choose, *, field: str, limits: VideoLimits, charge: Callable[[int], None]
+    pool: WorkerPool,
+    data: bytes,
+    choose: Choose,
+    *,
+    field: str,
+    limits: messages.VideoLimits,
+    charge: Callable[[int], None],
 ) -> VideoFrames:
     """Opens a video file, lets `choose` select among the frames that it has, decodes those, in order, and resizes each
     as it comes. charge: called with the bytes that this takes, before any of the frames is decoded.
@@ -70,16 +62,16 @@ async def decode_video(
         raise InputError(field, f"the video is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
 
     def job(channel: WorkerChannel) -> VideoFrames:
-        channel.send(OpenVideo(field, limits), data)
-        opened = expect(channel.receive(), VideoOpened)
+        channel.send(messages.OpenVideo(field, limits), data)
+        opened = messages.expect(channel.receive(), messages.VideoOpened)
         try:
             indices, resizer = choose(opened.metadata)
             kept = _checked(indices, opened.metadata, field, limits)
             height, width = opened.metadata.height, opened.metadata.width
             charge(len(set(kept)) * resizer.num_bytes + FULL_FRAMES * RGB_BYTES * height * width)
         except InputError:
-            channel.send(ReadFrames(()))  # makes the worker close the video
-            expect(channel.receive(), Done)
+            channel.send(messages.ReadFrames(()))  # makes the worker close the video
+            messages.expect(channel.receive(), messages.Done)
             raise
         return _read(channel, kept, opened.metadata, resizer, field)
 
@@ -96,8 +88,8 @@ def decode_frame_list(
     fps: float,
     times: Sequence[float] | None,
     field: str,
-    images: ImageLimits,
-    limits: VideoLimits,
+    images: messages.ImageLimits,
+    limits: messages.VideoLimits,
     decode: Callable[..., Image.Image] = decode_image,
     charge: Callable[[int], None],
 ) -> VideoFrames:
@@ -166,7 +158,9 @@ def decode_frame_list(
     return VideoFrames(frames, indices, shown, seen, times_given=times is not None, resizer=resizer)
 
 
-def _checked(indices: Sequence[int], metadata: VideoMetadata, field: str, limits: VideoLimits) -> tuple[int, ...]:
+def _checked(
+    indices: Sequence[int], metadata: VideoMetadata, field: str, limits: messages.VideoLimits
+) -> tuple[int, ...]:
     chosen = tuple(indices)
     ascending = all(a <= b for a, b in pairwise(chosen))
     if not chosen or not ascending or chosen[0] < 0 or chosen[-1] >= metadata.num_frames:
@@ -186,12 +180,12 @@ def _checked(indices: Sequence[int], metadata: VideoMetadata, field: str, limits
 def _read(
     channel: WorkerChannel, indices: tuple[int, ...], metadata: VideoMetadata, resizer: FrameResizer, field: str
 ) -> VideoFrames:
-    channel.send(ReadFrames(tuple(dict.fromkeys(indices))))
+    channel.send(messages.ReadFrames(tuple(dict.fromkeys(indices))))
     pixels = np.empty((metadata.height, metadata.width, 3), np.uint8)
     frames: dict[int, np.ndarray] = {}
     times: dict[int, float] = {}
-    while not isinstance(message := channel.receive(), Done):
-        frame = expect(message, Frame)
+    while not isinstance(message := channel.receive(), messages.Done):
+        frame = messages.expect(message, messages.Frame)
         if frame.index not in indices or frame.index in frames:
             raise ProtocolError(f"frame {frame.index} was not requested")
         channel.receive_into(pixels.data.cast("B"))
@@ -205,7 +199,7 @@ def _read(
 
 
 async def decode_audio(
-    pool: WorkerPool, data: bytes, *, sample_rate: int, field: str, limits: AudioLimits
+    pool: WorkerPool, data: bytes, *, sample_rate: int, field: str, limits: messages.AudioLimits
 ) -> np.ndarray:
     """WAV, FLAC, Ogg, MP3, M4A, AAC or WebM bytes -> mono float32 [n] at `sample_rate`, within -1..1. InputError as of
     audio_decode.decode_samples, and for what costs too much to decode."""
@@ -213,8 +207,8 @@ async def decode_audio(
         raise InputError(field, f"the audio is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
 
     def job(channel: WorkerChannel) -> np.ndarray:
-        channel.send(DecodeAudio(field, sample_rate, limits), data)
-        count = expect(channel.receive(), Samples).count
+        channel.send(messages.DecodeAudio(field, sample_rate, limits), data)
+        count = messages.expect(channel.receive(), messages.Samples).count
         if not 0 < count <= limits.max_seconds * sample_rate + 1:
             raise ProtocolError(f"{count} samples")
         samples = np.empty(count, np.float32)
@@ -267,48 +261,40 @@ def is_frame_list(url: str) -> bool:
     return declared_type(url) == FRAME_LIST
 
 
+@dataclass(eq=False)
 class MediaBudget:
     """Counts the media of one request against RequestLimits. Thread-safe, since items are loaded concurrently. client:
     who sent the request."""
 
-    def __init__(self, limits: RequestLimits, client: str) -> None:
-        self.client = client
-        self._limits = limits
-        self._lock = threading.Lock()
-        self._items = 0
-        self._bytes = 0
-        self._decoded_bytes = 0
+    limits: messages.RequestLimits
+    client: str
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _bytes: int = 0
+    _decoded_bytes: int = 0
 
     @property
     def decoded_bytes_left(self) -> int:
-        return self._limits.max_decoded_bytes - self._decoded_bytes
-
-    def take_item(self, field: str) -> None:
-        with self._lock:
-            self._items += 1
-        if self._items > self._limits.max_items:
-            raise InputError(field, f"too many images and videos: at most {self._limits.max_items} allowed")
+        return self.limits.max_decoded_bytes - self._decoded_bytes
 
     def take_bytes(self, count: int, field: str) -> None:
         """Counts encoded bytes, before they are read or decoded."""
         with self._lock:
             self._bytes += count
-        if self._bytes > self._limits.max_bytes:
-            raise InputError(
-                field, f"the request's media are too large: at most {self._limits.max_bytes} bytes allowed"
-            )
+        if self._bytes > self.limits.max_bytes:
+            raise InputError(field, f"the request's media are too large: at most {self.limits.max_bytes} bytes allowed")
 
     def take_pixels(self, count: int, field: str) -> None:
         """Counts pixels of 3 bytes, before they are decoded."""
         with self._lock:
             self._decoded_bytes += 3 * count
         if self.decoded_bytes_left < 0:
-            max_pixels = self._limits.max_decoded_bytes // 3
+            max_pixels = self.limits.max_decoded_bytes // 3
             raise InputError(
                 field, f"the request's media are too large: at most {max_pixels} pixels allowed, frames included"
             )
 
 
+@dataclass(eq=False)
 class MediaLoader:
     """Loads data: and, where the fetcher's policy allows, remote URLs. Belongs to one event loop.
 
@@ -325,29 +311,22 @@ class MediaLoader:
     room: what the bytes are charged to.
     """
 
-    def __init__(
-        self,
-        fetcher: Fetcher,
-        pool: WorkerPool,
-        limits: MediaLimits,
-        *,
-        image_threads: int = 4,
-        image_pool: WorkerPool | None = None,
-        on_read: Callable[[str, float], None] = lambda kind, seconds: None,
-    ) -> None:
+    fetcher: Fetcher
+    pool: WorkerPool
+    limits: messages.MediaLimits
+    _: KW_ONLY
+    image_threads: int = 4
+    image_pool: WorkerPool | None = None
+    on_read: Callable[[str, float], None] = lambda kind, seconds: None
+
+    def __post_init__(self) -> None:
         load_decoders()
-        self._on_read = on_read
-        self._fetcher = fetcher
-        self._pool = pool
-        self._image_pool = image_pool
-        self._limits = limits
-        self._threads = ThreadPoolExecutor(max_workers=image_threads, thread_name_prefix="image")
-        self._pictures, self._videos = FairSemaphore(image_threads), FairSemaphore(pool.size)
-        self._audio = FairSemaphore(pool.size)
+        self._threads = ThreadPoolExecutor(self.image_threads, thread_name_prefix="image")
+        self._pictures, self._videos = FairSemaphore(self.image_threads), FairSemaphore(self.pool.size)
+        self._audio = FairSemaphore(self.pool.size)
 
     def budget(self, client: str = "") -> MediaBudget:
-        """A new budget, for one request of a client."""
-        return MediaBudget(self._limits.request, client)
+        return MediaBudget(self.limits.request, client)
 
     async def image(
         self,
@@ -358,8 +337,7 @@ class MediaLoader:
         budget: MediaBudget,
         room: Room = UNLIMITED,
     ) -> T:
-        budget.take_item(field)
-        limits, counted = self._limits.image, False
+        limits, counted = self.limits.image, False
         data = await self._read(url, field, limits.max_bytes, budget, room)
 
         def admit(width: int, height: int, size: int) -> None:
@@ -389,8 +367,7 @@ class MediaLoader:
         room: Room = UNLIMITED,
     ) -> T:
         """A video file, or a list of frames (is_frame_list) at `frame_list_fps` or seen at `frame_list_times`."""
-        budget.take_item(field)
-        limits, counted = self._limits.video, False
+        limits, counted = self.limits.video, False
 
         def choose_within_budget(metadata: VideoMetadata) -> tuple[Sequence[int], FrameResizer]:
             nonlocal counted
@@ -400,34 +377,30 @@ class MediaLoader:
             counted = True
             return indices, resizer
 
+        made: Callable[[], Awaitable[VideoFrames]]
         if is_frame_list(url):
             payload = payload_of(url, field=field)
             budget.take_bytes(len(payload) // 4 * 3, field)
-
-            def decode_list(decode: Callable[..., Image.Image]) -> VideoFrames:
-                return decode_frame_list(
-                    payload,
-                    choose_within_budget,
-                    fps=frame_list_fps,
-                    times=frame_list_times,
-                    field=field,
-                    images=self._limits.image,
-                    limits=limits,
-                    decode=decode,
-                    charge=room.take,
-                )
-
-            async def prepared_list() -> T:
-                return await prepare(await self._with_decoder(decode_list, field))
-
-            return await _in_turn(self._videos, budget.client, prepared_list)
-        data = await self._read(url, field, limits.max_bytes, budget, room)
+            decode_list = partial(
+                decode_frame_list,
+                payload,
+                choose_within_budget,
+                fps=frame_list_fps,
+                times=frame_list_times,
+                field=field,
+                images=self.limits.image,
+                limits=limits,
+                charge=room.take,
+            )
+            made = partial(self._with_decoder, lambda decode: decode_list(decode=decode), field)
+        else:
+            data = await self._read(url, field, limits.max_bytes, budget, room)
+            made = partial(
+                decode_video, self.pool, data, choose_within_budget, field=field, limits=limits, charge=room.take
+            )
 
         async def prepared() -> T:
-            video = await decode_video(
-                self._pool, data, choose_within_budget, field=field, limits=limits, charge=room.take
-            )
-            return await prepare(video)
+            return await prepare(await made())
 
         return await _in_turn(self._videos, budget.client, prepared)
 
@@ -442,7 +415,7 @@ class MediaLoader:
         recording: bool = False,
     ) -> np.ndarray:
         """Audio at a URL -> mono float32 [n] at `sample_rate`. recording: as of AudioLimits."""
-        budget, limits = self.budget(client), self._limits.recording if recording else self._limits.audio
+        budget, limits = self.budget(client), self.limits.recording if recording else self.limits.audio
         data = await self._read(url, field, limits.max_bytes, budget, room)
         return await self.audio_file(data, sample_rate=sample_rate, field=field, client=client, recording=recording)
 
@@ -450,43 +423,39 @@ class MediaLoader:
         self, data: bytes, *, sample_rate: int, field: str, client: str = "", recording: bool = False
     ) -> np.ndarray:
         """An uploaded audio file -> mono float32 [n] at `sample_rate`."""
-        limits = self._limits.recording if recording else self._limits.audio
+        limits = self.limits.recording if recording else self.limits.audio
         async with self._audio.acquire(client):
-            return await decode_audio(self._pool, data, sample_rate=sample_rate, field=field, limits=limits)
+            return await decode_audio(self.pool, data, sample_rate=sample_rate, field=field, limits=limits)
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._image_pool is not None:
-            await asyncio.to_thread(self._image_pool.close)
-        await self._fetcher.close()
+        if self.image_pool is not None:
+            await asyncio.to_thread(self.image_pool.close)
+        await self.fetcher.close()
 
     async def _read(self, url: str, field: str, max_bytes: int, budget: MediaBudget, room: Room) -> bytes:
         began = time.monotonic()
         if is_data_url(url):
             payload = payload_of(url, field=field)
             budget.take_bytes(len(payload) // 4 * 3, field)
-            data = await self._decoded(payload, field, max_bytes)
+            decode = partial(decode_base64, payload, field=field, max_bytes=max_bytes)
+            data = decode() if len(payload) <= SMALL_PAYLOAD else await self._in_thread(decode)
         else:
             await room.reserve(max_bytes)
             admit = partial(budget.take_bytes, field=field)
-            data = await self._fetcher.fetch(
+            data = await self.fetcher.fetch(
                 url, field=field, max_bytes=max_bytes, seconds=FETCH_SECONDS, client=budget.client, admit=admit
             )
             room.fetched(len(data))
-        self._on_read("data" if is_data_url(url) else "remote", time.monotonic() - began)
+        self.on_read("data" if is_data_url(url) else "remote", time.monotonic() - began)
         return data
-
-    async def _decoded(self, payload: str, field: str, max_bytes: int) -> bytes:
-        if len(payload) <= SMALL_PAYLOAD:
-            return decode_base64(payload, field=field, max_bytes=max_bytes)
-        return await self._in_thread(lambda: decode_base64(payload, field=field, max_bytes=max_bytes))
 
     async def _with_decoder(
         self, step: Callable[[Callable[..., Image.Image]], T], field: str, confined: bool = False
     ) -> T:
         """Run `step` in a thread with a function that decodes pictures: decode_image, or (always if `confined`) the
         same in a worker."""
-        pool = self._image_pool or (self._pool if confined else None)
+        pool = self.image_pool or (self.pool if confined else None)
         if pool is None:
             return await self._in_thread(lambda: step(decode_image))
         try:

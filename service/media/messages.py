@@ -49,10 +49,8 @@ class AudioLimits:
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Limits on all media of one request together. max_items: images and videos. max_bytes: encoded.
-    max_decoded_bytes: uint8 RGB pixels."""
+    """Limits on all media of one request together. max_bytes: encoded. max_decoded_bytes: uint8 RGB pixels."""
 
-    max_items: int = 16
     max_bytes: int = 128 * MIB
     max_decoded_bytes: int = 1024 * MIB
 

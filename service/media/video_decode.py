@@ -133,8 +133,9 @@ class VideoSource:
         """(frames, seconds, declared frames per second) from the packets; 0 for what the file does not say."""
         container, stream = self._open()
         with container:
-            count, begin, end = 0, None, None
+            count = 0
             times: list[int] = []
+            ends: list[int] = []
             for packet in self._packets(container, stream):
                 if packet.is_discard:
                     continue
@@ -143,12 +144,9 @@ class VideoSource:
                     raise self._refusal(f"has too many frames: at most {self._limits.max_source_frames} allowed")
                 if packet.pts is not None:
                     times.append(packet.pts)
-                    begin = packet.pts if begin is None else min(begin, packet.pts)
-                    last = packet.pts + (packet.duration or 0)
-                    end = last if end is None else max(end, last)
+                    ends.append(packet.pts + (packet.duration or 0))
             self._times = sorted(times) if len(times) == count else []
-            time_base = stream.time_base or Fraction(0)
-            duration = 0.0 if begin is None or end is None else float((end - begin) * time_base)
+            duration = float((max(ends) - min(times)) * (stream.time_base or Fraction(0))) if times else 0.0
             return count, duration, float(stream.average_rate or 0)
 
     def _packets(self, container: av.container.InputContainer, stream: av.VideoStream) -> Iterator[av.Packet]:

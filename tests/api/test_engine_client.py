@@ -79,7 +79,7 @@ async def test_many_requests_at_once(kind: str) -> None:
         async with aclosing(client.submit(EncodeReference("e", "tiny", np.zeros(10, np.float32), "left", 0.0))) as one:
             assert [delta.patches.shape async for delta in one] == [(3, 4, 2)]
         assert client.in_flight == 0
-        exposition = client._metrics.exposition().decode()
+        exposition = client.metrics.exposition().decode()
         assert 'reprise_steps_total{kind="decode",model="tiny",reason="captured",route="replay"}' in exposition
 
 
@@ -185,4 +185,4 @@ async def test_what_the_engine_turns_away_is_counted() -> None:
         with pytest.raises(EngineError):
             await _answer(client, _request("full", "!full"))
         line = 'reprise_admission_rejections_total{endpoint="chat",reason="queue_full"} 1.0'
-        assert line in client._metrics.exposition().decode()
+        assert line in client.metrics.exposition().decode()

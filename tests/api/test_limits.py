@@ -152,7 +152,7 @@ async def test_fetches_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
     fetching, go_on = list[str](), asyncio.Event()
     with running_server(**SMALL_LIMITS) as server:
-        monkeypatch.setattr(server.context.media._fetcher, "fetch", fetch)
+        monkeypatch.setattr(server.context.media.fetcher, "fetch", fetch)
         async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
 
             def said(number: int) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def test_a_request_whose_url_gets_no_turn_can_be_sent_again(monkeypatch: pytest.
 
     clients: list[str] = []
     with running_server() as server:
-        monkeypatch.setattr(server.context.media._fetcher, "fetch", fetch)
+        monkeypatch.setattr(server.context.media.fetcher, "fetch", fetch)
         part = {"type": "image_url", "image_url": {"url": "https://example.org/media"}}
         said = {"model": "tiny", "messages": [{"role": "user", "content": [part, {"type": "text", "text": "hello"}]}]}
         refused = httpx.post(f"{server.url}/v1/chat/completions", json=said, timeout=GENEROUS)

@@ -6,8 +6,8 @@ from typing import Any
 
 import schemathesis
 
-from service.api.chat.completions import REFUSED as COMPLETIONS_REFUSED
 from service.api.chat.responses import STATEFUL
+from service.api.chat.route import RAW_REFUSED as COMPLETIONS_REFUSED
 from service.api.chat.schema import REFUSED
 from tests.support.tool_samples import TOOLS
 

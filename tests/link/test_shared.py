@@ -86,8 +86,8 @@ async def test_each_peer_gets_the_answers_to_its_own_requests() -> None:
             *(answer(client, request(text, text)) for client, text in zip(clients, texts, strict=True))
         )
         assert answers == texts
-        assert all(STEPS not in client._metrics.exposition().decode() for client in shared.clients)
-        assert STEPS in shared.supervisor._metrics.exposition().decode()
+        assert all(STEPS not in client.metrics.exposition().decode() for client in shared.clients)
+        assert STEPS in shared.supervisor.metrics.exposition().decode()
 
 
 async def test_the_requests_of_a_peer_that_is_gone_are_aborted_and_no_others() -> None:

@@ -37,7 +37,7 @@ async def loader(request: pytest.FixtureRequest) -> AsyncIterator[MediaLoader]:
     """With pictures decoded in this process, and in confined ones."""
     pool = decode_workers(1)
     images = decode_workers(1) if request.param == "isolated" else None
-    limits = MediaLimits(request=RequestLimits(max_items=3, max_bytes=200_000, max_decoded_bytes=100_000))
+    limits = MediaLimits(request=RequestLimits(max_bytes=200_000, max_decoded_bytes=100_000))
     loader = MediaLoader(Fetcher(UrlPolicy()), pool, limits, image_threads=1, image_pool=images)
     yield loader
     await loader.close()
@@ -69,15 +69,6 @@ async def test_audio(loader: MediaLoader) -> None:
     samples = await loader.audio(data_url(clip), sample_rate=16_000, field="ref_audio")
     assert samples.size == 16_000
     assert np.array_equal(samples, await loader.audio_file(clip, sample_rate=16_000, field="ref_audio"))
-
-
-async def test_items_of_a_request_are_counted(loader: MediaLoader) -> None:
-    budget = loader.budget()
-    for _ in range(3):
-        await loader.image(data_url(IMAGE), itself, field="f", budget=budget)
-    with pytest.raises(InputError, match="at most 3"):
-        await loader.image(data_url(IMAGE), itself, field="f", budget=budget)
-    assert await loader.image(data_url(IMAGE), itself, field="f", budget=loader.budget())
 
 
 async def test_bytes_of_a_request_are_counted(loader: MediaLoader) -> None:
@@ -140,7 +131,7 @@ async def test_isolated_pictures_are_decoded_elsewhere(loader: MediaLoader, monk
         loader.video(frames, chosen(0), kept, frame_list_fps=1.0, field="f", budget=loader.budget()),
     )
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    if loader._image_pool is None:
+    if loader.image_pool is None:
         assert len(decoded) == 2 and all(isinstance(outcome, InputError) for outcome in outcomes)
     else:
         assert decoded == [] and np.array_equal(outcomes[0], outcomes[1].frames[0])

@@ -25,7 +25,6 @@ _COLON = re.compile(r'\s*,\s*"arguments"\s*:\s*(?=\{)')
 
 
 def joined(deltas: Sequence[schema.ToolCallDelta]) -> list[schema.ToolCallEntry]:
-    """Join the deltas of an answer's calls."""
     begun = [delta for delta in deltas if delta.id is not UNSET]
     arguments: list[list[str]] = [[] for _ in begun]
     for delta in deltas:
@@ -160,7 +159,6 @@ class ToolCallParser:
         return said
 
     def _take_call(self) -> list[schema.ToolCallDelta]:
-        """What has come of the call."""
         parts, rest = self._call.feed(self._held)
         if rest is not None:
             self._state = "text"
@@ -205,7 +203,6 @@ class StopCutter:
         return text[:kept]
 
     def flush(self) -> str:
-        """The text that was held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
 
@@ -221,7 +218,6 @@ class ReasoningSplitter:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether the text so far ends inside the reasoning."""
         return self._state == "reasoning"
 
     def feed(self, text: str) -> tuple[str, str]:
@@ -255,7 +251,6 @@ class ReasoningSplitter:
         return self._release()
 
     def flush(self) -> tuple[str, str]:
-        """The text that was held back, at the end of the text."""
         return (self._release(), "") if self._state == "reasoning" else ("", self._release())
 
     def _release(self) -> str:
@@ -264,8 +259,6 @@ class ReasoningSplitter:
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """New text of one choice."""
-
     content: str
     reasoning: str
     logprobs: tuple[schema.TokenLogprob, ...]
@@ -340,7 +333,6 @@ class TextAssembler:
         return self._last(parts, "length" if at_length else "stop")
 
     def _cut(self, text: str, parts: _Parts) -> None:
-        """Add the text before a stop string."""
         if self.tokens <= self._min_tokens:
             self._split(text, parts)
         elif self._calls is None:

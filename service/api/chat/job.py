@@ -38,15 +38,12 @@ T = TypeVar("T")
 
 @dataclass
 class ChoiceCounts:
-    """What one choice has so far."""
-
     tokens: int = 0
     """Generated tokens, those of the reasoning included."""
     reasoning_tokens: int = 0
     cached_tokens: int = 0
     """Prompt positions found in the prefix cache."""
     calls: int = 0
-    """Tool calls."""
     steps: StepCounts | None = None
     """Set once the engine has ended the choice."""
 
@@ -61,14 +58,11 @@ class ChatJob:
     model: HostedModel
     prompt: Prompt
     max_model_len: int
-    """Tokens that prompt and answer may have together."""
     sampling: tuple[SamplingParams, ...]
     """One for each choice."""
     stops: tuple[str, ...]
-    """Stop strings."""
     tools: ToolUse | None
     grammar: str
-    """ChatRequest.grammar."""
     formatted: bool
     """Whether an answer that calls nothing has to match a format."""
     unenforced: list[str] | UnsetType
@@ -77,7 +71,6 @@ class ChatJob:
     raw: bool = False
     """Whether answers are text as it was generated: reasoning is part of it."""
     live: bool = False
-    """ChatRequest.live."""
     counts: list[ChoiceCounts] = field(default_factory=list)
     """One for each choice."""
     group: RequestGroup = field(default_factory=RequestGroup)
@@ -89,7 +82,6 @@ class ChatJob:
         """audio_tokens: those of the speech of the answer."""
         prompt_tokens = len(self.prompt.token_ids)
         completion_tokens = sum(choice.tokens for choice in self.counts) + audio_tokens
-        kinds = media_tokens(self.prompt)
         steps = [choice.steps for choice in self.counts if choice.steps is not None]
         accepted = sum(one.accepted for one in steps)
         return schema.Usage(
@@ -98,10 +90,7 @@ class ChatJob:
             prompt_tokens + completion_tokens,
             schema.PromptTokensDetails(
                 min(choice.cached_tokens for choice in self.counts),
-                kinds["text"],
-                kinds["image"],
-                kinds["video"],
-                kinds["audio"],
+                **{f"{kind}_tokens": count for kind, count in media_tokens(self.prompt).items()},
             ),
             schema.CompletionTokensDetails(
                 sum(choice.reasoning_tokens for choice in self.counts),
@@ -116,7 +105,6 @@ class ChatJob:
 
 
 def max_choices(context: ServerContext) -> int:
-    """Choices that a request may have."""
     settings = context.settings
     return min(settings.max_n, settings.max_waiting, context.admission.max_requests("chat"))
 
@@ -135,7 +123,9 @@ async def prepare_job(
     model = context.model(body.model, task, record)
     schema.refuse(body, schema.REFUSED, "by this server")
     settings = context.settings
-    count = choice_count(body, max_choices(context))
+    count, most = body.n or 1, max_choices(context)
+    if count > most:
+        raise invalid("n", f"too many choices: {count} given, at most {most} allowed")
     use = partial(tool_use, body, model.chat_processor.call_format)
     tools = await context.in_thread(use) if body.tools or body.tool_choice else None
     record.ticket.grow(count - 1)
@@ -246,14 +236,6 @@ def _finish(context: ServerContext, job: ChatJob, index: int) -> None:
         job.record.notes["truncated"] = True
 
 
-def choice_count(body: ChatRequestBody, most: int) -> int:
-    """`n`, at most `most`."""
-    count = body.n or 1
-    if count > most:
-        raise invalid("n", f"too many choices: {count} given, at most {most} allowed")
-    return count
-
-
 def sampling_params(
     body: ChatRequestBody, processor: ChatProcessor, prompt_tokens: int, max_model_len: int, settings: Settings
 ) -> SamplingParams:
@@ -268,7 +250,10 @@ def sampling_params(
     if min_tokens > max_tokens:
         problem = f"too high: {min_tokens} given, the completion can have at most {max_tokens} tokens"
         raise invalid("min_tokens", problem)
-    _check_token_ids(body, processor)
+    for name, ids in (("logit_bias", body.logit_bias or {}), ("stop_token_ids", body.stop_token_ids or ())):
+        if ids and max(ids) >= processor.vocab_size:
+            largest = processor.vocab_size - 1
+            raise invalid(name, f"token id out of range: {max(ids)} given, at most {largest} allowed")
     own_stops = frozenset() if body.ignore_eos else processor.stop_token_ids
 
     def value_of(name: str) -> float | None:
@@ -303,13 +288,6 @@ def _room(processor: ChatProcessor, prompt_tokens: int, max_model_len: int) -> i
             "context_length_exceeded",
         )
     return room
-
-
-def _check_token_ids(body: ChatRequestBody, processor: ChatProcessor) -> None:
-    for name, ids in (("logit_bias", body.logit_bias or {}), ("stop_token_ids", body.stop_token_ids or ())):
-        if ids and max(ids) >= processor.vocab_size:
-            largest = processor.vocab_size - 1
-            raise invalid(name, f"token id out of range: {max(ids)} given, at most {largest} allowed")
 
 
 def derived_seed(seed: int, index: int) -> int:

@@ -17,25 +17,7 @@ from models.interfaces.media import ContentPart as PromptPart
 from models.interfaces.processor import ChatProcessor
 from models.text.chat_template import ROLES
 from models.text.tools import prompt_texts
-from service.api.chat.prompt_media import (
-    MediaReference,
-    PromptMedia,
-    VideoSampling,
-    first_stated,
-    of_all_videos,
-    refuse_pixel_bounds,
-    stated,
-)
-from service.api.chat.schema import (
-    ChatRequestBody,
-    ContentPart,
-    InputAudio,
-    MediaUrl,
-    Message,
-    PastAudio,
-    ThinkingSwitch,
-    transcript_in,
-)
+from service.api.chat import prompt_media, schema
 from service.api.chat.tools import earlier_calls, result_order
 from service.api.context import ServerContext
 from service.api.http.errors import bad_request, invalid, one_of
@@ -57,8 +39,8 @@ MAX_CHARACTERS_PER_TOKEN = 16
 
 
 def read_messages(
-    body: ChatRequestBody, context: ServerContext, max_model_len: int
-) -> tuple[list[ChatMessage], list[MediaReference]]:
+    body: schema.ChatRequestBody, context: ServerContext, max_model_len: int
+) -> tuple[list[ChatMessage], list[prompt_media.MediaReference]]:
     """The messages as the chat template takes them, and the pictures and videos that their parts name by index.
 
     Raises ApiError or InputError that names the field that does not fit.
@@ -73,7 +55,7 @@ def read_messages(
     # Before the arguments are parsed, since their values take much more memory than their text.
     calls = (call for message in messages for call in message.tool_calls or ())
     check_length(sum(len(call.function.arguments) for call in calls), max_model_len)
-    references: list[MediaReference] = []
+    references: list[prompt_media.MediaReference] = []
     collected = [_message(message, f"messages[{index}]", references) for index, message in enumerate(messages)]
     if any(message.role == "tool" or message.tool_calls for message in messages):
         collected = [collected[index] for index in result_order(messages)]
@@ -84,8 +66,8 @@ def read_messages(
             raise bad_request(_too_many(name, count, limit), "messages")
     if not references and not body.mm_processor_kwargs:
         return collected, []
-    common = of_all_videos(body)
-    return collected, [replace(one, sampling=first_stated((one.sampling, common))) for one in references]
+    common = prompt_media.of_all_videos(body)
+    return collected, [replace(one, sampling=prompt_media.first_stated((one.sampling, common))) for one in references]
 
 
 def _too_many(what: str, count: int, limit: int) -> str:
@@ -104,7 +86,7 @@ def check_length(length: int, max_model_len: int) -> None:
         )
 
 
-def _message(message: Message, field: str, references: list[MediaReference]) -> ChatMessage:
+def _message(message: schema.Message, field: str, references: list[prompt_media.MediaReference]) -> ChatMessage:
     role = ROLES.get(message.role)
     if role is None:
         instead = "use tool" if message.role == "function" else "must be system, developer, user, assistant or tool"
@@ -131,7 +113,7 @@ def _message(message: Message, field: str, references: list[MediaReference]) -> 
     return ChatMessage(role, content, calls, reasoning)
 
 
-def _with_transcripts(messages: Sequence[Message], max_model_len: int) -> list[Message]:
+def _with_transcripts(messages: Sequence[schema.Message], max_model_len: int) -> list[schema.Message]:
     """The messages with what spoken answers said as their content. An id may expand a thousandfold, so the sum is
     checked after each."""
     read, length = [], 0
@@ -144,20 +126,20 @@ def _with_transcripts(messages: Sequence[Message], max_model_len: int) -> list[M
     return read
 
 
-def _transcript_of(audio: PastAudio, field: str) -> str:
+def _transcript_of(audio: schema.PastAudio, field: str) -> str:
     """ApiError 400 if the message has neither the transcript nor an id of this server."""
     if audio.transcript is not None:
         return audio.transcript
     if audio.id is None:
         raise invalid(f"{field}.transcript", "required, or the id of a spoken answer")
-    text = transcript_in(audio.id)
+    text = schema.transcript_in(audio.id)
     if text is None:
         problem = "no spoken answer of this server has this id; send its transcript instead"
         raise invalid(f"{field}.id", problem, "audio_not_found")
     return text
 
 
-def _part(part: ContentPart, role: str, field: str, references: list[MediaReference]) -> PromptPart:
+def _part(part: schema.ContentPart, role: str, field: str, references: list[prompt_media.MediaReference]) -> PromptPart:
     given = [name for name in PART_KINDS if getattr(part, name)]
     kind = part.type or next(iter(given), None)
     if kind in PART_KINDS and (other := next((name for name in given if name != kind), None)) is not None:
@@ -175,19 +157,19 @@ def _part(part: ContentPart, role: str, field: str, references: list[MediaRefere
         raise invalid(f"{field}.{kind}", "this field is required")
     if role not in ("user", "tool"):
         raise invalid(field, "media are only allowed in messages of users and tools")
-    refuse_pixel_bounds(part, field)
+    prompt_media.refuse_pixel_bounds(part, field)
     at = f"{field}.{kind}"
-    if isinstance(media, InputAudio):
-        url = MediaUrl(f"data:audio/{media.format};base64,{media.data}")
-        references.append(MediaReference("audio", url, f"{at}.data", VideoSampling("")))
+    if isinstance(media, schema.InputAudio):
+        url = schema.MediaUrl(f"data:audio/{media.format};base64,{media.data}")
+        references.append(prompt_media.MediaReference("audio", url, f"{at}.data", prompt_media.VideoSampling("")))
         return PromptPart(item=len(references) - 1)
     if isinstance(media, str):
-        media = MediaUrl(media)
+        media = schema.MediaUrl(media)
     else:
-        refuse_pixel_bounds(media, at)
-    sampling = first_stated((stated(media, at), stated(part, field)))
+        prompt_media.refuse_pixel_bounds(media, at)
+    sampling = prompt_media.first_stated((prompt_media.stated(media, at), prompt_media.stated(part, field)))
     at = at if isinstance(getattr(part, kind), str) else f"{at}.url"
-    references.append(MediaReference(MEDIA[kind], media, at, sampling))
+    references.append(prompt_media.MediaReference(MEDIA[kind], media, at, sampling))
     return PromptPart(item=len(references) - 1)
 
 
@@ -218,7 +200,7 @@ OPENING_TOKENS = 16
 async def build_prompt(
     context: ServerContext,
     model: HostedModel,
-    body: ChatRequestBody,
+    body: schema.ChatRequestBody,
     tools: Sequence[Tool],
     record: RequestRecord,
     raw: str | list[int] | Prompt | None = None,
@@ -240,17 +222,19 @@ async def build_prompt(
     if "audio" in kinds and processor.audio is None:
         field = references[kinds.index("audio")].field
         raise invalid(field, "this model takes no audio", "unsupported_parameter")
-    apply: Callable[[], TokenizedChat]
-    if raw is None:
-        apply = partial(processor.apply_chat_template, messages, kinds, options=options, tools=tools)
-    else:
-        apply = partial(_raw_prompt, processor, raw)
+
+    def apply() -> TokenizedChat:
+        if raw is None:
+            return processor.apply_chat_template(messages, kinds, options=options, tools=tools)
+        ids = processor.tokenize_prompt(raw) if isinstance(raw, str) else raw
+        return TokenizedChat(np.array(ids, np.int32))
+
     tokenize = partial(_tokenize, context, apply, paths, small=length <= SMALL_PROMPT)
     items: list[MediaItem] = []
     if references:
-        media = PromptMedia(context, processor, references, record.client, record.ticket)
+        media = prompt_media.PromptMedia(context, processor, references, record.client, record.ticket)
         # The text last: the event loop computes while the fetches, which have begun, wait for the network.
-        results: list[Any] = await all_results([*media.loads(), _outcome(tokenize())])
+        results: list[Any] = await all_results([*map(media.load, references), _outcome(tokenize())])
         *items, tokenized = results
         if isinstance(tokenized, InputError):  # no picture has one
             raise tokenized
@@ -264,7 +248,7 @@ async def build_prompt(
 
 
 def _accepted(
-    context: ServerContext, model: HostedModel, body: ChatRequestBody, prompt: Prompt, record: RequestRecord
+    context: ServerContext, model: HostedModel, body: schema.ChatRequestBody, prompt: Prompt, record: RequestRecord
 ) -> Prompt:
     """The prompt, counted, with the cache keys of its owner."""
     _observe(context, model.name, prompt)
@@ -272,18 +256,13 @@ def _accepted(
     return prompt.salted(f"{owner}/{body.cache_salt or ''}") if owner or body.cache_salt else prompt
 
 
-def processor_of(model: HostedModel, body: ChatRequestBody) -> ChatProcessor:
+def processor_of(model: HostedModel, body: schema.ChatRequestBody) -> ChatProcessor:
     """The model's, or the one of the downsample_mode that the request names. ApiError 400 if the model has no modes."""
     processor, mode = model.chat_processor, body.mm_processor_kwargs and body.mm_processor_kwargs.downsample_mode
     if mode and not processor.modes:
         field = "mm_processor_kwargs.downsample_mode"
         raise invalid(field, "this model has no modes", "unsupported_parameter")
     return processor.modes[mode] if mode else processor
-
-
-def _raw_prompt(processor: ChatProcessor, raw: str | list[int]) -> TokenizedChat:
-    ids = processor.tokenize_prompt(raw) if isinstance(raw, str) else raw
-    return TokenizedChat(np.array(ids, np.int32))
 
 
 async def _tokenize(
@@ -329,7 +308,7 @@ def media_tokens(prompt: Prompt) -> dict[str, int]:
     return {"text": len(prompt.token_ids) - sum(counts.values()), **counts}
 
 
-def template_options(body: ChatRequestBody, known: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def template_options(body: schema.ChatRequestBody, known: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Options of the chat template, and the path of each in the request. ApiError 400 for one that the model's has not.
 
     known: ChatProcessor.template_options.
@@ -350,7 +329,7 @@ def template_options(body: ChatRequestBody, known: Collection[str]) -> tuple[dic
         "chat_template_kwargs.thinking": given.get("thinking"),
         "enable_thinking": body.enable_thinking,
         "think": body.think,
-        "thinking": switch.type == "enabled" if isinstance(switch, ThinkingSwitch) else switch,
+        "thinking": switch.type == "enabled" if isinstance(switch, schema.ThinkingSwitch) else switch,
         "reasoning.enabled": None if body.reasoning is None else body.reasoning.enabled,
     }
     path, thinking = next(((path, value) for path, value in switches.items() if value is not None), ("", None))
@@ -364,7 +343,7 @@ def template_options(body: ChatRequestBody, known: Collection[str]) -> tuple[dic
     return options, {"enable_thinking": path, "add_vision_id": "chat_template_kwargs.add_vision_id"}
 
 
-def _effort(body: ChatRequestBody, given: Mapping[str, Any]) -> str | None:
+def _effort(body: schema.ChatRequestBody, given: Mapping[str, Any]) -> str | None:
     """The name of a reasoning effort in the request; ApiError 400 for one that is not in EFFORTS."""
     efforts = {
         "chat_template_kwargs.reasoning_effort": given.get("reasoning_effort"),
@@ -378,7 +357,6 @@ def _effort(body: ChatRequestBody, given: Mapping[str, Any]) -> str | None:
 
 
 async def _outcome(work: Coroutine[Any, Any, T]) -> T | InputError:
-    """The result of the work, or its error."""
     try:
         return await work
     except InputError as error:

@@ -4,10 +4,9 @@ request's limits, and laid out as items of the model."""
 from __future__ import annotations
 
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 from PIL import Image
 
@@ -21,7 +20,6 @@ from service.api.http.admission import Decoding, Ticket
 from service.api.http.errors import ApiError, invalid, naming
 from service.api.tracing import phase
 from service.media.loader import is_frame_list
-from service.settings.settings import Settings
 
 DEFAULT_FRAME_LIST_FPS = 2.0
 MAX_FPS = 30.0
@@ -44,7 +42,7 @@ class VideoSampling:
     def says_something(self) -> bool:
         return any(value is not None for value in (self.fps, self.num_frames, self.max_frames, self.times))
 
-    def check(self, url: str, settings: Settings, share: int) -> None:
+    def check(self, url: str, share: int) -> None:
         """ApiError 400 names the field that does not fit. share: frames that each video of the request may have."""
         if self.fps is not None and self.fps > MAX_FPS:
             self._refuse("fps", f"too high: {self.fps:g} given, at most {MAX_FPS:g} allowed")
@@ -74,11 +72,6 @@ class VideoSampling:
         field = f"{self.field}.{name}" if self.field else name
         raise invalid(field, problem)
 
-    @property
-    def list_fps(self) -> float:
-        """Rate of the frames of a list."""
-        return self.fps or DEFAULT_FRAME_LIST_FPS
-
     def rate(self, metadata: VideoMetadata) -> float | None:
         """Frames per second to use, None for the model's own rule. Every frame of a list is used, since its sender has
         chosen them. num_frames is spread over all frames of the source.
@@ -86,13 +79,11 @@ class VideoSampling:
         return metadata.fps if metadata.listed or self.num_frames is not None else self.fps
 
     def choose(self, processor: ChatProcessor, metadata: VideoMetadata, most: int) -> Sequence[int]:
-        """Indices of at most `most` frames."""
         wanted = most if self.num_frames is None else min(most, self.num_frames)
         return processor.sample_video(metadata, fps=self.rate(metadata), max_frames=wanted)
 
 
 def stated(options: MediaUrl | ContentPart | VideoOptions, field: str) -> VideoSampling:
-    """The choice in the object at `field`."""
     times = getattr(options, "times", None)
     return VideoSampling(
         field, options.fps, options.num_frames, options.max_frames, None if times is None else tuple(times)
@@ -123,14 +114,11 @@ def refuse_pixel_bounds(fields: ContentPart | MediaUrl | ProcessorOptions, at: s
 
 @dataclass(frozen=True)
 class MediaReference:
-    """A picture, video or recording as the request names it."""
-
     kind: MediaKind
     media: MediaUrl
     field: str
     """Path of the URL in the request."""
     sampling: VideoSampling
-    """Which frames of a video are used."""
 
 
 @dataclass(eq=False)
@@ -153,10 +141,6 @@ class PromptMedia:
         self._pixel_share = self.context.settings.max_request_pixels // max(1, shares)
         """Decoded pixels that each video may have: an equal share. If there are pictures, all of them together get one
         share, too."""
-
-    def loads(self) -> list[Coroutine[Any, Any, MediaItem]]:
-        """A coroutine for each item, to be awaited once."""
-        return [self.load(reference) for reference in self.references]
 
     async def load(self, reference: MediaReference) -> MediaItem:
         """One item. ApiError or InputError names the field that does not fit; ApiError 503 if the server is full."""
@@ -205,7 +189,7 @@ class PromptMedia:
 
     async def _load_video(self, reference: MediaReference, decoding: Decoding) -> MediaItem:
         sampling, share = reference.sampling, self._frame_share
-        sampling.check(reference.media.url, self.context.settings, share)
+        sampling.check(reference.media.url, share)
         max_frames, max_pixels = sampling.max_frames or share, self._pixel_share
         began = time.monotonic()
 
@@ -225,7 +209,7 @@ class PromptMedia:
             reference.media.url,
             choose,
             prepare,
-            frame_list_fps=sampling.list_fps,
+            frame_list_fps=sampling.fps or DEFAULT_FRAME_LIST_FPS,
             frame_list_times=sampling.times,
             field=reference.field,
             budget=self.budget,

@@ -195,7 +195,6 @@ def _part(part: Part, path: str) -> chat.ContentPart:
 
 
 def chat_body(body: ResponsesBody, messages: list[Message]) -> ChatRequestBody:
-    """The chat request that a request stands for."""
     choice: Any = body.tool_choice
     if isinstance(choice, NamedTool):
         choice = chat.NamedToolChoice(choice)
@@ -449,7 +448,7 @@ def _usage(job: ChatJob) -> ResponsesUsage:
 
 def encoded(events: Sequence[ResponseEvent]) -> bytes:
     """Server-sent events, which clients tell apart by name or by `type`."""
-    return b"".join(b"event: " + one.type.encode() + b"\n" + event(one) for one in events)
+    return b"".join(event(one, one.type) for one in events)
 
 
 SUMMARY = "Create a response; messages and outputs of tools may have images. Nothing is stored."

@@ -280,12 +280,17 @@ Times = Annotated[list[Annotated[float, Meta(ge=0, le=1e8)]], Meta(min_length=1)
 PixelBound = Annotated[Any, Meta(description="not supported: use detail for pictures, fps and max_frames for videos")]
 
 
-class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """fps, num_frames, max_frames: how a video is sampled. times: seconds of each frame of a list."""
+class VideoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a video is sampled, or all videos of a request that set none of these fields themselves."""
 
     fps: Fps | None = None
     num_frames: Frames | None = None
     max_frames: Frames | None = None
+
+
+class MediaOptions(VideoOptions, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """times: seconds of each frame of a list."""
+
     times: Times | None = None
     min_pixels: PixelBound = None
     max_pixels: PixelBound = None
@@ -316,14 +321,6 @@ class ContentPart(MediaOptions, frozen=True):
     image_url: MediaUrl | str | None = None
     video_url: MediaUrl | str | None = None
     input_audio: InputAudio | None = None
-
-
-class VideoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sampling of all videos of a request that set none of these fields themselves."""
-
-    fps: Fps | None = None
-    num_frames: Frames | None = None
-    max_frames: Frames | None = None
 
 
 class ProcessorOptions(VideoOptions, frozen=True, forbid_unknown_fields=True):

@@ -23,9 +23,9 @@ from service.api.http.errors import ApiError, invalid, renamed
 from service.api.http.middleware import RequestRecord
 from service.api.speech.delivery import AudioChunk, Delivery, Script
 from service.api.speech.live_text import LiveText
-from service.api.speech.request import SpeechJob, SpokenTooLong, max_written_chars, prepare, solver_steps
+from service.api.speech.request import SpeechJob, SpokenTooLong, max_written_chars, prepare
 from service.api.speech.schema import SpeechOptions, VoiceOptions
-from service.api.speech.speaker import find_voice
+from service.api.speech.speaker import find_voice, solver_steps
 from service.hub.catalog import OPENAI_PCM_RATE, HostedModel
 from service.media.audio_formats import CHAT_FORMATS, FORMATS, REALTIME_FORMATS
 from service.system.concurrency import merged
@@ -115,7 +115,6 @@ class SpokenAnswer:
         self.cut = False
         """Whether the text or the time of the request reached its limit."""
         self.script = Script()
-        """What is spoken so far."""
         self.segments: list[tuple[float, float]] = []
         """Begin and end of each complete segment, in seconds of audio."""
         self.begun: float | None = None
@@ -176,7 +175,6 @@ class SpokenAnswer:
                     yield part
 
     def transcribed(self, text: str) -> schema.DeltaAudio | UnsetType:
-        """The next piece of the transcript, as a client gets it."""
         if not text:
             return UNSET
         self._transcript += text
@@ -258,7 +256,6 @@ class SpokenAnswer:
             self._job.record.notes["unspoken"] = True
 
     async def _sounds(self, text: LiveText) -> AsyncGenerator[bytes]:
-        """The encoded audio of the text, piece by piece as it is made."""
         feed = await text.feed
         if feed is None:
             if tail := await self._context.encoders.finish(self._encoder):

@@ -38,9 +38,7 @@ async def answer_grammar(checks: GrammarChecks, body: ChatRequestBody, client: s
 def _asked(body: ChatRequestBody, unenforced: list[str]) -> Iterator[tuple[str, Callable[[], str]]]:
     """(field, function that makes its grammar) for each field that is set. unenforced: see json_schema_grammar."""
     if body.response_format is not None:
-        _refuse_unread(body.response_format)
-        if body.response_format.type != "text":
-            yield _of_format(body.response_format, unenforced)
+        yield from _of_format(body.response_format, unenforced)
     outputs = body.structured_outputs or StructuredOutputs()
     schema = partial(_schema, unenforced=unenforced)
     values: list[tuple[str, Any, Callable[[Any], str]]] = [
@@ -59,22 +57,20 @@ def _asked(body: ChatRequestBody, unenforced: list[str]) -> Iterator[tuple[str, 
             yield field, partial(make, value)
 
 
-def _refuse_unread(given: ResponseFormat) -> None:
+def _of_format(given: ResponseFormat, unenforced: list[str]) -> Iterator[tuple[str, Callable[[], str]]]:
     """ApiError 400 for a schema that the type has no place for: the answer would not fit it."""
     if given.schema is not None:
         message = "not supported; use type json_schema, with the schema as json_schema.schema"
         raise invalid("response_format.schema", message, "unsupported_parameter")
-    if given.json_schema is not None and given.type != "json_schema":
-        field = "response_format.json_schema"
-        raise invalid(field, f"only with type json_schema; the type is {given.type}")
-
-
-def _of_format(given: ResponseFormat, unenforced: list[str]) -> tuple[str, Callable[[], str]]:
-    if given.type == "json_object":
-        return "response_format", _any_object
-    if given.json_schema is None:
-        raise invalid("response_format.json_schema", "required with this type")
-    return "response_format.json_schema.schema", partial(json_schema_grammar, given.json_schema.schema, unenforced)
+    if given.type == "json_schema":
+        if given.json_schema is None:
+            raise invalid("response_format.json_schema", "required with this type")
+        make = partial(json_schema_grammar, given.json_schema.schema, unenforced)
+        yield "response_format.json_schema.schema", make
+    elif given.json_schema is not None:
+        raise invalid("response_format.json_schema", f"only with type json_schema; the type is {given.type}")
+    elif given.type == "json_object":
+        yield "response_format", _any_object
 
 
 def _schema(value: dict[str, Any] | str, unenforced: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -170,7 +170,6 @@ def _beside(grammar: str, answer: str) -> str:
 
 MAX_TOOLS = 128
 MAX_CALLS = 128
-"""Number of calls in one message."""
 MAX_CHARACTERS = 262_144
 """Characters of all tools together, as JSON."""
 MAX_DEPTH = 32
@@ -206,7 +205,12 @@ class ToolUse:
 
 def tool_use(body: ChatRequestBody, format: CallFormat = "json") -> ToolUse | None:
     """The tools of the request; None if nothing can be called. ApiError names the field that is not valid."""
-    tools = tuple(_tool(tool.function, f"tools[{index}].function") for index, tool in enumerate(_bounded(body)))
+    given = body.tools or []
+    if len(given) > MAX_TOOLS:
+        raise invalid("tools", f"too many: {len(given)} given, at most {MAX_TOOLS} allowed")
+    if (size := len(msgspec.json.encode(given))) > MAX_CHARACTERS:
+        raise invalid("tools", f"too large: {size} bytes of JSON given, at most {MAX_CHARACTERS} allowed")
+    tools = tuple(_tool(tool.function, f"tools[{index}].function") for index, tool in enumerate(given))
     names = [tool.name for tool in tools]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -220,7 +224,7 @@ def tool_use(body: ChatRequestBody, format: CallFormat = "json") -> ToolUse | No
     if choice == "none":
         return None
     several = body.parallel_tool_calls is not False
-    strict = frozenset(tool.function.name for tool in body.tools or () if tool.function.strict)
+    strict = frozenset(tool.function.name for tool in given if tool.function.strict)
     use = ToolUse(tools, tools, choice == "required", several, strict, format)
     match choice:
         case schema.NamedToolChoice():
@@ -287,15 +291,6 @@ def result_order(messages: Sequence[Message]) -> list[int]:
     return order
 
 
-def _bounded(body: ChatRequestBody) -> Sequence[Any]:
-    tools = body.tools or []
-    if len(tools) > MAX_TOOLS:
-        raise invalid("tools", f"too many: {len(tools)} given, at most {MAX_TOOLS} allowed")
-    if (size := len(msgspec.json.encode(tools))) > MAX_CHARACTERS:
-        raise invalid("tools", f"too large: {size} bytes of JSON given, at most {MAX_CHARACTERS} allowed")
-    return tools
-
-
 def _tool(function: schema.FunctionDefinition, field: str) -> Tool:
     check_name(function.name, f"{field}.name")
     if function.parameters is None:
@@ -346,7 +341,8 @@ def check_name(name: str, field: str) -> None:
 def _check_depth(value: Any, field: str) -> None:
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _inside(outer)]
+        inner = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
+        level = [one for one in inner if isinstance(one, dict | list)]
         if not level:
             return
     raise _too_deep(field)
@@ -354,8 +350,3 @@ def _check_depth(value: Any, field: str) -> None:
 
 def _too_deep(field: str) -> ApiError:
     return invalid(field, f"nested too deeply: at most {MAX_DEPTH} levels allowed")
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    inner = value.values() if isinstance(value, dict) else value
-    return (one for one in inner if isinstance(one, dict | list))

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from models.interfaces.errors import InputError
 from models.interfaces.processor import AlignedWord, Aligner, AudioInput, Transcript
 from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
-from service.api.chat.schema import ChatRequestBody, TokenLogprob
+from service.api.chat.schema import ChatRequestBody, TokenLogprob, TopLogprob
 from service.api.context import ServerContext, context_of
 from service.api.http.admission import Decoding
 from service.api.http.errors import ApiError, bad_request, invalid
@@ -88,12 +88,6 @@ class TranscribedLanguage(msgspec.Struct, frozen=True):
     code: str
 
 
-class TranscribedToken(msgspec.Struct, frozen=True):
-    token: str
-    bytes: list[int]
-    logprob: float
-
-
 class InputTokenDetails(msgspec.Struct, frozen=True):
     audio_tokens: int
     text_tokens: int
@@ -118,7 +112,7 @@ class Transcription(msgspec.Struct, frozen=True):
     text: str
     languages: list[TranscribedLanguage]
     usage: TokenUsage
-    logprobs: list[TranscribedToken] | UnsetType = UNSET
+    logprobs: list[TopLogprob] | UnsetType = UNSET
 
 
 class TranscriptionSegment(msgspec.Struct, frozen=True):
@@ -157,16 +151,11 @@ class VerboseTranscription(msgspec.Struct, frozen=True):
 
 class TranscriptDelta(msgspec.Struct, frozen=True, tag_field="type", tag="transcript.text.delta"):
     delta: str
-    logprobs: list[TranscribedToken] | UnsetType = UNSET
+    logprobs: list[TopLogprob] | UnsetType = UNSET
 
 
-class TranscriptDone(msgspec.Struct, frozen=True, tag_field="type", tag="transcript.text.done"):
+class TranscriptDone(Transcription, frozen=True, tag_field="type", tag="transcript.text.done"):
     """text: with repetitions repaired, which deltas may have."""
-
-    text: str
-    languages: list[TranscribedLanguage]
-    usage: TokenUsage
-    logprobs: list[TranscribedToken] | UnsetType = UNSET
 
 
 @router.post(
@@ -272,8 +261,7 @@ async def _prepared(
     context: ServerContext, body: TranscriptionForm, model: HostedModel, form: FormData, record: RequestRecord
 ) -> Hearing:
     """Decode the file and cut it into pieces. ApiError or InputError names the field that does not fit."""
-    audio, file = model.chat_processor.audio, form.get("file")
-    assert audio is not None
+    audio, file = hearing_of(model), form.get("file")
     if not isinstance(file, UploadFile):
         raise invalid("file", "must be a file")
     named = body.language or (body.languages[0] if len(body.languages) == 1 else None)
@@ -295,12 +283,17 @@ async def _prepared(
     return Hearing(context, body, model, audio, language, record, pieces)
 
 
+def hearing_of(model: HostedModel) -> AudioInput:
+    audio = model.chat_processor.audio
+    assert audio is not None
+    return audio
+
+
 async def pieces_of(
     context: ServerContext, model: HostedModel, samples: np.ndarray, seconds: float, record: RequestRecord
 ) -> list[Piece]:
     """The pieces of a recording, for which the record's ticket takes places."""
-    audio = model.chat_processor.audio
-    assert audio is not None
+    audio = hearing_of(model)
     cut = await context.in_thread(lambda: audio.pieces(samples, seconds))
     ends = np.cumsum([len(one) for one in cut]) / audio.sample_rate
     record.ticket.grow(min(len(cut), AT_ONCE) - 1)
@@ -393,7 +386,8 @@ class Hearing:
                 ended |= set() if text else {index}
                 while current < len(self.pieces):
                     if text := waiting[current]:
-                        delta = text if begun else self._joined(said, text)[len(said) :]
+                        both = self.audio.joined([Transcript(None, said), Transcript(None, text)])
+                        delta = text if begun else both.text[len(said) :]
                         tokens = self._tokens(self.pieces[current], sent)
                         yield TranscriptDelta(delta, tokens if self.body.include else UNSET)
                         said, waiting[current], begun, sent = said + delta, "", True, sent + len(tokens)
@@ -470,13 +464,10 @@ class Hearing:
     def _transcript(self, piece: Piece) -> Transcript:
         return self.audio.transcript(piece.raw, self.language)
 
-    def _joined(self, *texts: str) -> str:
-        return self.audio.joined([Transcript(None, text) for text in texts]).text
-
-    def _tokens(self, piece: Piece, start: int = 0) -> list[TranscribedToken]:
+    def _tokens(self, piece: Piece, start: int = 0) -> list[TopLogprob]:
         """The tokens of what is said, from `start`: those behind the tag, or all if there is none."""
         behind = next((at + 1 for at, entry in enumerate(piece.logprobs) if entry.token == self._tag), 0)
-        return [TranscribedToken(one.token, one.bytes, one.logprob) for one in piece.logprobs[behind + start :]]
+        return [TopLogprob(one.token, one.logprob, one.bytes) for one in piece.logprobs[behind + start :]]
 
     def _fields(self) -> dict[str, Any]:
         """Of Transcription and TranscriptDone."""

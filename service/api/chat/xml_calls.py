@@ -28,9 +28,7 @@ from service.api.structured.schema_form import MAX_DEPTH, as_grammar, target
 FUNCTION = "\n<function="
 """What follows the opening tag of a call."""
 RULE = """text[lazy]: TEXT "\\n</parameter>" """
-"""A rule that the grammars of functions use."""
 Types = frozenset[str]
-"""The JSON types that a value may have."""
 
 _NAME = re.compile(r"\s*<function=([^\n]*)>\n")
 _PARAMETER = re.compile(r"\s*<parameter=([^\n]*)>\n")
@@ -40,7 +38,6 @@ _TYPE_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", 
 _ALL: Types = frozenset({*_TYPE_NAMES.values(), "null"})
 _STRING: Types = frozenset({"string"})
 _ENFORCED = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions"})
-"""Keywords of a tool's parameters that its grammar enforces."""
 
 
 class XmlFunction:
@@ -55,7 +52,6 @@ class XmlFunction:
         parts |= {key: {} for key in sorted(self._required - listed.keys())}
         self._parts = {key: self._resolved(part if isinstance(part, dict) else {}) for key, part in parts.items()}
         self.types = {key: self._types(part)[0] for key, part in self._parts.items()}
-        """Of each parameter that is listed."""
 
     def grammar(self, blanks: str, others: str) -> tuple[str, str]:
         """(what follows FUNCTION: the name, the listed parameters in their order, others if they are allowed, and the
@@ -214,7 +210,6 @@ class XmlCall:
 
 
 def _parses(text: str, types: Types) -> bool:
-    """Whether a text is JSON of one of these types."""
     try:
         return _type(msgspec.json.decode(text)) in types
     except (msgspec.DecodeError, RecursionError):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 
 from models.interfaces import resizing
 from service.api.engines.request_stream import (
@@ -42,7 +43,6 @@ class InFlightRequests:
         return len(self._streams)
 
     def __iter__(self) -> Iterator[str]:
-        """Their ids."""
         return iter(self._streams)
 
     def find(self, request_id: str) -> RequestStream | None:
@@ -59,7 +59,6 @@ class InFlightRequests:
         return stream
 
     def take(self, outputs: Outputs) -> None:
-        """Delivers deltas and failures to the streams that they are for."""
         now = time.monotonic()
         if outputs.chat:
             observe_tokens(self._metrics, self._streams, outputs.chat, now)
@@ -112,6 +111,7 @@ def unavailable(message: str, kind: type[EngineError] = EngineError) -> EngineEr
     return kind(503, "engine_unavailable", message, retry_after=2.0)
 
 
+@dataclass(eq=False)
 class EngineClient:
     """Start, watch and restart an engine, or follow one that another process starts.
 
@@ -121,52 +121,44 @@ class EngineClient:
     started_elsewhere: waits until another process, which supervises the engine, has started it; None: this client does.
     """
 
-    def __init__(
-        self,
-        make_link: Callable[[], EngineLink],
-        metrics: Metrics,
-        *,
-        hang_timeout: float = 20.0,
-        start_timeout: float = 600.0,
-        clock: Callable[[], float] = time.monotonic,
-        started_elsewhere: Callable[[], Awaitable[None]] | None = None,
-        name: str = "engine",
-    ) -> None:
-        self.state: EngineState | None = None
-        """The newest heartbeat since the engine was started."""
-        self.on_state: Callable[[EngineState], None] = lambda state: None
-        self.failure: EngineExit | None = None
-        """Set when the engine cannot be started and will not be tried again."""
-        self.restarts = 0
-        self.was_ready = False
-        """Whether this engine or an earlier one was ready."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called when `phase` or `was_ready` may have changed."""
-        self._on_gpu = False
-        self._name = name
-        self._make_link = make_link
-        self._metrics = metrics
-        self._hang_timeout = hang_timeout
-        self._start_timeout = start_timeout
-        self._started_elsewhere = started_elsewhere
-        self._link: EngineLink | None = None
-        self._task: asyncio.Task[None] | None = None
-        """Runs _supervise or _follow."""
-        self._changed = asyncio.Event()
-        self._launched = asyncio.Event()
-        self._silence = Silence(clock)
-        self.requests = InFlightRequests(metrics)
-        self._stopping = False
+    make_link: Callable[[], EngineLink]
+    metrics: Metrics
+    _: KW_ONLY
+    hang_timeout: float = 20.0
+    start_timeout: float = 600.0
+    clock: Callable[[], float] = time.monotonic
+    started_elsewhere: Callable[[], Awaitable[None]] | None = None
+    name: str = "engine"
+    state: EngineState | None = None
+    """The newest heartbeat since the engine was started."""
+    on_state: Callable[[EngineState], None] = lambda state: None
+    failure: EngineExit | None = None
+    """Set when the engine cannot be started and will not be tried again."""
+    restarts: int = 0
+    was_ready: bool = False
+    """Whether this engine or an earlier one was ready."""
+    on_change: Callable[[], None] = lambda: None
+    """Called when `phase` or `was_ready` may have changed."""
+    _on_gpu: bool = False
+    _link: EngineLink | None = None
+    _task: asyncio.Task[None] | None = None
+    """Runs _supervise or _follow."""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _launched: asyncio.Event = field(default_factory=asyncio.Event)
+    _stopping: bool = False
+
+    def __post_init__(self) -> None:
+        self._silence = Silence(self.clock)
+        self.requests = InFlightRequests(self.metrics)
 
     # Life
 
     def start(self) -> None:
-        """Start the engine in the background."""
-        self._task = asyncio.create_task(self._supervise() if self._supervises else self._follow(), name=self._name)
+        self._task = asyncio.create_task(self._supervise() if self._supervises else self._follow(), name=self.name)
 
     @property
     def _supervises(self) -> bool:
-        return self._started_elsewhere is None
+        return self.started_elsewhere is None
 
     async def wait_launched(self) -> None:
         """Wait until the engine's process runs, or could not be started. The engine loads afterwards."""
@@ -215,7 +207,7 @@ class EngineClient:
         _, running = await asyncio.wait({self._task}, timeout=grace if listens else 0.0)
         if running:
             if listens:
-                log.warning("%s: did not stop within %.0f s; it is killed", self._name, grace)
+                log.warning("%s: did not stop within %.0f s; it is killed", self.name, grace)
             self._task.cancel()
             await asyncio.wait(running)
 
@@ -230,7 +222,6 @@ class EngineClient:
 
     @property
     def ready(self) -> bool:
-        """Whether it accepts requests."""
         return self.phase == "ready"
 
     @property
@@ -240,7 +231,6 @@ class EngineClient:
 
     @property
     def in_flight(self) -> int:
-        """Number of requests."""
         return len(self.requests)
 
     # Requests
@@ -283,25 +273,25 @@ class EngineClient:
                 self.failure = ended
                 self._on_changed()
                 return
-            log.error("%s: %s", self._name, ended.reason)
+            log.error("%s: %s", self.name, ended.reason)
             if time.monotonic() - started > STEADY_SECONDS:
                 attempt = 0
             await asyncio.sleep(BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)])
             attempt += 1
             self.restarts += 1
-            self._metrics.observe("engine_restarts_total")
-            log.warning("%s: restart %d", self._name, self.restarts)
+            self.metrics.observe("engine_restarts_total")
+            log.warning("%s: restart %d", self.name, self.restarts)
 
     async def _follow(self) -> None:
         """Follow all starts and ends of an engine that another process supervises."""
-        assert self._started_elsewhere is not None
+        assert self.started_elsewhere is not None
         while not self._stopping:
-            await self._started_elsewhere()
+            await self.started_elsewhere()
             await self._run_once()
 
     async def _run_once(self) -> EngineExit:
         """Run the engine once, from its start to its end; return how it ended."""
-        link = self._link = self._make_link()
+        link = self._link = self.make_link()
         link.on_launch = self._launched.set
         self._silence.end()
         watchdog = asyncio.create_task(self._watch(link), name="engine-watchdog")
@@ -312,20 +302,20 @@ class EngineClient:
             self._link = None
             self._launched.set()
             if self.state is not None and self._supervises:
-                self._metrics.observe_end(self.state)
+                self.metrics.observe_end(self.state)
             self.state = None
             self.requests.fail_all(unavailable(STOPPED, EngineLost))
             self._on_changed()
 
     def _silent(self) -> bool:
         serves = self.state is not None and self.state.phase == "ready" and not self.state.occupied
-        return self._silence.look() > (self._hang_timeout if serves else self._start_timeout)
+        return self._silence.look() > (self.hang_timeout if serves else self.start_timeout)
 
     async def _watch(self, link: EngineLink) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_CHECK_SECONDS)
             if self._silent() and self._supervises:
-                log.error("%s: no sign of life for %.0f s; it is killed", self._name, self._silence.look())
+                log.error("%s: no sign of life for %.0f s; it is killed", self.name, self._silence.look())
                 link.kill()
                 return
 
@@ -337,7 +327,7 @@ class EngineClient:
         if outputs.state is not None:
             self._on_state(outputs.state)
         if outputs.observations:  # later, so that those who wait for the answers continue first
-            asyncio.get_running_loop().call_soon(self._metrics.observe_events, outputs.observations)
+            asyncio.get_running_loop().call_soon(self.metrics.observe_events, outputs.observations)
 
     def _on_state(self, state: EngineState) -> None:
         changed = self.state is None or (self.state.phase, self.state.detail) != (state.phase, state.detail)
@@ -348,7 +338,7 @@ class EngineClient:
                 resizing.leave_to_device(self._on_gpu)
             self.was_ready = True
         if self._supervises:
-            self._metrics.observe_state(state)
+            self.metrics.observe_state(state)
         if changed:
             self._on_changed()
             self.on_state(state)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -120,7 +121,8 @@ class Engines:
         self._stopping = False
         self._changed = asyncio.Event()
         for index, client in enumerate(self.clients):
-            client.requests.on_load = self._load_teller(index)
+            if others is not None:
+                client.requests.on_load = partial(others.tell, str(index), size=0)
             client.requests.on_loss = self._move
             client.on_change = self._changed.set
 
@@ -223,7 +225,6 @@ class Engines:
                 client.send(command)
 
     def _loads(self, without: Collection[int] = ()) -> dict[int, Load]:
-        """Loads of the engines that accept requests."""
         others = {} if self._others is None else self._others.requests()
         return {
             index: Load(client.in_flight + others.get(str(index), 0), _slack(client.state))
@@ -250,12 +251,6 @@ class Engines:
 
     def _count(self, reason: str) -> None:
         self._metrics.observe("engine_choices_total", reason=reason)
-
-    def _load_teller(self, index: int) -> Callable[[int], None]:
-        others = self._others
-        if others is None:
-            return lambda in_flight: None
-        return lambda in_flight: others.tell(str(index), in_flight, 0)
 
 
 def _within(loads: dict[int, Load], engines: set[int], most: int) -> dict[int, Load]:

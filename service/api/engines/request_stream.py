@@ -125,7 +125,6 @@ class RequestGroup:
         self._ends.add(lost)
 
     def has_sent(self, request_id: str) -> bool:
-        """Whether the request was sent before."""
         return request_id in self._sent
 
     def engines(self, without: RequestStream | None = None) -> set[int]:
@@ -159,7 +158,6 @@ class RequestStream(Generic[Delta]):
     engine: int | None = None
     """Index of the engine that has the request (engines.py)."""
     tried: set[int] = field(default_factory=set)
-    """Indexes of the engines that the request was sent to."""
     ended: bool = False
     _pending: list[Delta] = field(default_factory=list)
     _reader: asyncio.Future[None] | None = None
@@ -237,30 +235,24 @@ def merge(deltas: list[Delta]) -> tuple[Delta, list[Delta]]:
         return first, rest
     if isinstance(first, ChatDelta):
         chat = cast(list[ChatDelta], deltas)
-        merged = ChatDelta(
-            first.request_id,
-            tuple(token for delta in chat for token in delta.token_ids),
-            tuple(info for delta in chat for info in delta.infos),
-            chat[-1].finish_reason,
-            max(delta.cached_tokens for delta in chat),
-            chat[-1].steps,
-            first.times,
-            next((delta.hidden for delta in chat if delta.hidden is not None), None),
+        merged = msgspec.structs.replace(
+            chat[-1],
+            token_ids=tuple(token for delta in chat for token in delta.token_ids),
+            infos=tuple(info for delta in chat for info in delta.infos),
+            cached_tokens=max(delta.cached_tokens for delta in chat),
+            times=first.times,
+            hidden=next((delta.hidden for delta in chat if delta.hidden is not None), None),
         )
         return cast(Delta, merged), []
     if isinstance(first, SpeechDelta):
         speech = cast(list[SpeechDelta], deltas)
         count = next((n for n, delta in enumerate(speech, 1) if delta.segment_done or delta.finished), len(speech))
-        last = speech[count - 1]
-        merged_audio = SpeechDelta(
-            first.request_id,
-            np.concatenate([delta.audio for delta in speech[:count]]),
-            first.segment,
-            last.segment_done,
-            last.finished,
-            any(delta.truncated for delta in speech[:count]),
-            last.steps,
-            first.times,
+        merged_audio = msgspec.structs.replace(
+            speech[count - 1],
+            audio=np.concatenate([delta.audio for delta in speech[:count]]),
+            segment=first.segment,
+            truncated=any(delta.truncated for delta in speech[:count]),
+            times=first.times,
         )
         return cast(Delta, merged_audio), deltas[count:]
     return first, rest

@@ -46,7 +46,6 @@ class UsageTable:
         return file
 
     def clear(self, process: int) -> None:
-        """Clears the row of a process that has ended."""
         self._table[process] = 0
 
     def row(self, process: int, kinds: Sequence[str] | None = None) -> UsageRow:

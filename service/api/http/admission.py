@@ -39,7 +39,6 @@ class Turns:
         self._passed = 0
 
     async def wait(self) -> None:
-        """Return when it is the caller's turn."""
         loop = asyncio.get_running_loop()
         if self._passed == 0:
             loop.call_soon(self._next)
@@ -83,8 +82,6 @@ DURATION_WEIGHT = 0.1
 
 @dataclass(eq=False)
 class Turn:
-    """A request that waits for bytes."""
-
     ticket: Ticket
     size: int
     decoding: bool
@@ -117,16 +114,13 @@ class Admission:
     _requests: Counter[str] = field(default_factory=Counter)
     _bytes: Counter[str] = field(default_factory=Counter)
     _num_loading: int = 0
-    """Requests that load media."""
     _exceeding: Ticket | None = None
     """Uses the part set aside."""
     _waiting: defaultdict[str, list[Turn]] = field(default_factory=lambda: defaultdict(list))
     _seconds: dict[str, float] = field(default_factory=dict)
-    """Mean duration of requests."""
     _retry_at: dict[str, float] = field(default_factory=dict)
     """When the last client that was refused was told to come back (time.monotonic())."""
     lock: threading.RLock = field(default_factory=threading.RLock)
-    """Guards all of this."""
 
     def __post_init__(self) -> None:
         self._max_bytes = self.max_pending_bytes - self.excess_bytes
@@ -146,7 +140,6 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for bytes."""
         return sum(map(len, self._waiting.values()))
 
     def max_requests(self, endpoint: str) -> int:
@@ -253,7 +246,6 @@ class Admission:
             raise
 
     def note_duration(self, kind: str, seconds: float) -> None:
-        """Learn how long requests take."""
         mean = self._seconds.get(kind, seconds)
         self._seconds[kind] = mean + DURATION_WEIGHT * (seconds - mean)
 
@@ -333,7 +325,6 @@ class Ticket:
         self._began = 0.0
 
     def check(self) -> None:
-        """ApiError 503 if there is no room for a request now."""
         with self.admission.lock:
             self.admission.check_requests(self, 1)
 
@@ -362,10 +353,6 @@ class Ticket:
             if not self._loading or not self._loading + change:
                 self.admission.count_loading(self, change)
             self._loading += change
-
-    def refusal(self, reason: str, message: str) -> ApiError:
-        """503 for something else than its bytes, counted by its reason."""
-        return self.admission.refusal(self.endpoint, reason, message)
 
     def adjust(self, size: int) -> None:
         """Add bytes that are already in memory, whatever the limits, or give some back (size < 0)."""
@@ -406,13 +393,12 @@ class Decoding(Room):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Give back what is not kept."""
         with self._lock:
             self._open = False
             self._end(0)
             self._ticket.load(-1)
         if isinstance(error, FetchesBusy):
-            raise self._ticket.refusal("fetches", str(error)) from error
+            raise self._ticket.admission.refusal(self._ticket.endpoint, "fetches", str(error)) from error
 
     async def reserve(self, size: int) -> None:
         """Charge the most bytes that a fetch may bring, when it is its turn. ApiError 503 if that does not come."""

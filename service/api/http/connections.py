@@ -65,8 +65,6 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         self._charge()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application."""
-
         async def take() -> Message:
             message = await receive()
             if message["type"] == "websocket.receive":
@@ -338,7 +336,8 @@ class BoundedConnection(H11Protocol):
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Refuse handshakes to which the WebSocket parser would not respond: bodies, other methods, very long
         lines."""
-        if event.method != b"GET" or event.http_version != b"1.1" or self._has_body():
+        has_body = any(name in LENGTHS and value != b"0" for name, value in self.headers)
+        if event.method != b"GET" or event.http_version != b"1.1" or has_body:
             self._refuse(ApiError(400, "A WebSocket handshake must be an HTTP/1.1 GET request without a body."))
             return
         self._arm()  # a pipelined head has no timer yet
@@ -348,9 +347,6 @@ class BoundedConnection(H11Protocol):
         self._socket = upgraded
         if not upgraded.handshake_initiated:
             self._refuse(ApiError(400, "The WebSocket handshake has too many header lines or a line that is too long."))
-
-    def _has_body(self) -> bool:
-        return any(name in LENGTHS and value != b"0" for name, value in self.headers)
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that h11 cannot parse with an error object; uvicorn would send plain text."""

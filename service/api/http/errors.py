@@ -7,13 +7,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
@@ -88,29 +87,25 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """A response with an error object. param: path of the field in the request."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: float | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self._headers = headers or {}
-        self.message = message[:MAX_MESSAGE]
-        self.param = param
-        self.code = code
-        self.retry_after = retry_after
+    status: int
+    message: str
+    _: KW_ONLY
+    param: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
+    headers: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        self.message = self.message[:MAX_MESSAGE]
+
+    def __str__(self) -> str:
+        return self.message
 
     def at(self, param: str) -> ApiError:
-        """The same error under another path."""
         if param == self.param:
             return self
         message = f"{param}: {self.message.removeprefix(f'{self.param}: ')}"
@@ -123,16 +118,13 @@ class ApiError(Exception):
     def body(self) -> bytes:
         return msgspec.json.encode(ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code)))
 
-    def headers(self) -> dict[str, str]:
-        headers = dict(self._headers)
+    def response(self) -> Response:
+        headers = dict(self.headers or {})
         if self.retry_after is not None:
             headers["retry-after"] = str(min(120, max(1, math.ceil(self.retry_after))))
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
-        return headers
-
-    def response(self) -> Response:
-        return Response(self.body(), self.status, self.headers(), media_type="application/json")
+        return Response(self.body(), self.status, headers, media_type="application/json")
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or reject a WebSocket handshake, with the error object."""
@@ -195,7 +187,8 @@ def as_api_error(error: Exception) -> ApiError:
         case InputError():
             return bad_request(f"{error.field}: {error}.", error.field)
         case msgspec.ValidationError():
-            return _describe(str(error))
+            path, problem = explain(str(error))
+            return bad_request(f"{path}: {problem}." if path else f"The JSON {problem}.", path or None)
         case msgspec.DecodeError() | RecursionError() | UnicodeDecodeError():
             return bad_request(f"The JSON is not valid: {unreadable(error)}.", code="invalid_json")
         case OSError() if no_space(error):
@@ -210,28 +203,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(500, "Internal server error; the server's log has the details.", code="internal_error")
 
 
-def _describe(text: str) -> ApiError:
-    """The response for msgspec's one-line message, split into message and param."""
-    path, problem = explain(text)
-    return bad_request(f"{path}: {problem}." if path else f"The JSON {problem}.", path or None)
-
-
-ANSWERED = (
-    ApiError,
-    EngineError,
-    InputError,
-    msgspec.DecodeError,
-    UnicodeDecodeError,
-    RecursionError,
-    TimeoutError,
-    OSError,
-    Exception,
-)
-"""Exceptions whose response is that of as_api_error."""
-
-
 def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> None:
-    """routes: all routes of the application, to tell which methods a path allows."""
+    """Answer what no route takes. routes: all routes of the application, to tell which methods a path allows."""
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -253,18 +226,6 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
 
     app.router.default = no_path
     app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(ClientDisconnect, _on_disconnect)
-    app.add_exception_handler(ClientLeft, _on_disconnect)
-    for kind in ANSWERED:
-        app.add_exception_handler(kind, _on_error)
-
-
-async def _on_error(_: Request, error: Exception) -> Response:
-    return as_api_error(error).response()
-
-
-async def _on_disconnect(_: Request, __: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED)  # for log and metrics: the client has gone
 
 
 def _no_such_path(path: str, routes: Sequence[BaseRoute]) -> ApiError:

@@ -1,4 +1,4 @@
-"""Around every request: request id, host check, admission, body limits, metrics and one access log line. Pure ASGI."""
+"""Around every request: request id, host check, admission, body limits, errors, metrics and one access log line."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Literal
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.http.admission import SMALL_BYTES, Admission, Ticket
-from service.api.http.errors import CLIENT_CLOSED, ApiError, ResponseCut, shutting_down
+from service.api.http.errors import CLIENT_CLOSED, ApiError, ClientLeft, ResponseCut, as_api_error, shutting_down
 from service.api.tracing import RequestTrace, Tracing, enter
 from service.metrics.metrics import Metrics
 
@@ -28,8 +29,6 @@ Outcome = Literal["ok", "client_error", "aborted", "timeout", "overloaded", "err
 
 @dataclass
 class RequestRecord:
-    """One request in progress."""
-
     request_id: str
     endpoint: str
     ticket: Ticket
@@ -38,11 +37,9 @@ class RequestRecord:
     required."""
     arrival: float = field(default_factory=time.monotonic)
     model: str = "unknown"
-    """Name of the model, once it is known."""
     outcome: Outcome | None = None
     """Set if the request ends otherwise than its HTTP status says, as a stream may."""
     trace: RequestTrace | None = None
-    """None if the request is not traced."""
     notes: dict[str, object] = field(default_factory=dict)
     """Further fields of the access log line."""
 
@@ -124,14 +121,14 @@ class RequestMiddleware:
                 if not is_socket:
                     self._admit(scope["method"], headers, record)
                     receive = self._bounded(receive, record, scope["method"])
-            except ApiError as error:
-                await error.respond(scope, receive, answer)
-            else:
                 await self.app(scope, receive, answer)
-        except Exception:
-            status = status or 500
-            record.outcome = record.outcome or "error"
-            raise
+            except (ClientDisconnect, ClientLeft):
+                pass  # nobody is left to be answered
+            except Exception as error:
+                if status:  # the response has begun
+                    record.outcome = record.outcome or "error"
+                    raise
+                await as_api_error(error).respond(scope, receive, answer)
         except asyncio.CancelledError:
             # uvicorn cancels what is left at the end of a shutdown, as a request whose body has not come yet.
             if is_socket:
@@ -313,10 +310,7 @@ class KeyRing:
 
     def admits(self, key: bytes) -> bool:
         digest = _digest(key)
-        found = False
-        for known in self._digests:
-            found |= hmac.compare_digest(known, digest)
-        return found
+        return sum(hmac.compare_digest(known, digest) for known in self._digests) > 0
 
 
 def _digest(key: bytes) -> bytes:

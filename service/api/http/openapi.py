@@ -44,7 +44,6 @@ DESCRIPTIONS = {
     507: "The server's disk is full.",
 }
 MISDIRECTED = 421
-"""A possible response of every path."""
 WORK_ERRORS = (400, 401, 403, 404, 408, 413, 415, 499, 500, 503, 504)
 """Error statuses of routes that use the engine."""
 
@@ -79,21 +78,14 @@ def operation(
 
 
 def get(
-    router: APIRouter,
-    path: str,
-    summary: str,
-    answer: Mapping[str, type | None],
-    *,
-    errors: tuple[int, ...] = (401,),
-    statuses: Mapping[int, type] | None = None,
+    router: APIRouter, path: str, summary: str, answer: Mapping[str, type | None], **described: Any
 ) -> Callable[[Endpoint], Endpoint]:
     """Register a route for GET and for HEAD, which probes of load balancers and `wget --spider` use; uvicorn leaves
     out the body. What follows the path is as in `operation`."""
 
     def register(endpoint: Endpoint) -> Endpoint:
         router.head(path, include_in_schema=False)(endpoint)
-        described = operation(summary, answer, errors=errors, statuses=statuses)
-        return router.get(path, openapi_extra=described)(endpoint)
+        return router.get(path, openapi_extra=operation(summary, answer, **described))(endpoint)
 
     return register
 
@@ -182,7 +174,6 @@ async def docs(request: Request) -> HTMLResponse:
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """An OpenAPI document as HTML."""
     return PAGE.render(document=document, type_text=type_text, fields=fields, schema_name=schema_name)
 
 

@@ -28,9 +28,10 @@ MONITOR_DELAY = 0.2
 once, their first chunks come first."""
 
 
-def event(payload: Any) -> bytes:
+def event(payload: Any, name: str = "") -> bytes:
     """One server-sent event of a msgspec struct."""
-    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+    data = b"data: " + msgspec.json.encode(payload) + b"\n\n"
+    return f"event: {name}\n".encode() + data if name else data
 
 
 def error_event(error: ApiError) -> bytes:
@@ -108,7 +109,6 @@ class LiveResponse(Response):
         self._watcher: asyncio.Task[None] | None = None
         self._keep_alive_task: asyncio.Task[None] | None = None
         self._comment = asyncio.Lock()
-        """Held while a keep-alive comment is sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)

@@ -33,46 +33,42 @@ log = logging.getLogger("reprise.access")
 Emit = Callable[[ServerEvent], Awaitable[None]]
 
 
+@dataclass(eq=False)
 class Output:
     """An item of a response: a message of one part, written or spoken, or a call. index: among the response's items.
     conversation: where it is added, if anywhere. item: as it begins. format: of the audio, whose transcript the text is
     then."""
 
-    def __init__(
-        self,
-        response_id: str,
-        index: int,
-        emit: Emit,
-        conversation: Conversation | None,
-        item: ConversationItem,
-        format: schema.RealtimeFormat | None = None,
-    ) -> None:
-        self._emit = emit
-        self._conversation = conversation
-        self._item = item
-        self._format = format
-        self._place: dict[str, Any] = {"response_id": response_id, "output_index": index}
+    response_id: str
+    index: int
+    emit: Emit
+    conversation: Conversation | None
+    item: ConversationItem
+    format: schema.RealtimeFormat | None = None
+    _previous: str | None = None
+    _text: list[str] = field(default_factory=list)
+    _sound_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._place: dict[str, Any] = {"response_id": self.response_id, "output_index": self.index}
         if self._is_call:
-            self._where = {**self._place, "item_id": item.id, "call_id": item.call_id}
+            self._where = {**self._place, "item_id": self.item.id, "call_id": self.item.call_id}
             self._event, self._field = "response.function_call_arguments", "arguments"
         else:
-            self._where = {**self._place, "item_id": item.id, "content_index": 0}
-            self._event = "response.output_audio_transcript" if format else "response.output_text"
-            self._field = "transcript" if format else "text"
-        self._previous: str | None = None
-        self._text: list[str] = []
-        self._sound_bytes = 0
+            self._where = {**self._place, "item_id": self.item.id, "content_index": 0}
+            self._event = "response.output_audio_transcript" if self.format else "response.output_text"
+            self._field = "transcript" if self.format else "text"
 
     @property
     def _is_call(self) -> bool:
-        return self._item.type == "function_call"
+        return self.item.type == "function_call"
 
     async def begin(self) -> None:
-        if self._conversation is not None:
-            self._previous = self._conversation.put_answer(self._item)
-        await self._tell("response.output_item.added", **self._place, item=self._item)
-        if self._conversation is not None:
-            await self._tell("conversation.item.added", item=self._item, previous_item_id=self._previous)
+        if self.conversation is not None:
+            self._previous = self.conversation.put_answer(self.item)
+        await self._tell("response.output_item.added", **self._place, item=self.item)
+        if self.conversation is not None:
+            await self._tell("conversation.item.added", item=self.item, previous_item_id=self._previous)
         if not self._is_call:
             await self._tell("response.content_part.added", **self._where, part=self._part(""))
 
@@ -87,38 +83,35 @@ class Output:
 
     async def end(self, status: schema.Status, speech: SpokenAnswer | None) -> ConversationItem:
         text = "".join(self._text)
-        if self._format:
+        if self.format:
             unspoken = (speech and speech.unspoken) or UNSET
             await self._tell("response.output_audio.done", **self._where, unspoken=unspoken)
-        named = {"name": self._item.name} if self._is_call else {}
+        named = {"name": self.item.name} if self._is_call else {}
         await self._tell(f"{self._event}.done", **self._where, **named, **{self._field: text})
         playback = None
         if self._is_call:
-            item = msgspec.structs.replace(self._item, status=status, arguments=text)
+            item = msgspec.structs.replace(self.item, status=status, arguments=text)
         else:
             await self._tell("response.content_part.done", **self._where, part=self._part(text))
-            kind = "output_audio" if self._format else "output_text"
+            kind = "output_audio" if self.format else "output_text"
             content = msgspec.convert({"type": kind, self._field: text}, schema.ItemContent)
-            item = msgspec.structs.replace(self._item, status=status, content=[content])
-            if speech is not None and self._format:
+            item = msgspec.structs.replace(self.item, status=status, content=[content])
+            if speech is not None and self.format:
                 texts = tuple(line.text for line in speech.script.lines)
-                seconds = self._sound_bytes / self._format.bytes_per_second
+                seconds = self._sound_bytes / self.format.bytes_per_second
                 playback = Playback(texts, tuple(speech.segments), seconds, status == "completed", speech.begun)
-        if self._conversation is not None:
-            self._conversation.put_answer(item, playback)
+        if self.conversation is not None:
+            self.conversation.put_answer(item, playback)
             await self._tell("conversation.item.done", item=item, previous_item_id=self._previous)
         await self._tell("response.output_item.done", **self._place, item=item)
         return item
 
     async def _tell(self, type: str, **fields: Any) -> None:
-        await self._emit(server_event(type, **fields))
+        await self.emit(server_event(type, **fields))
 
     def _part(self, text: str) -> schema.OutputPart:
-        return (
-            schema.OutputPart(type="audio", transcript=text)
-            if self._format
-            else schema.OutputPart(type="text", text=text)
-        )
+        kind = "audio" if self.format else "text"
+        return msgspec.convert({"type": kind, self._field: text}, schema.OutputPart)
 
 
 @dataclass(eq=False)
@@ -150,7 +143,6 @@ class Answer:
     _message: Output | None = None
     _calls: list[Output] = field(default_factory=list)
     _outputs: list[Output] = field(default_factory=list)
-    """The message and the calls, in order."""
     _cancelled: Literal["client_cancelled", "turn_detected"] | None = None
     _ending: bool = False
     _telling: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -171,7 +163,6 @@ class Answer:
         await asyncio.wait({self.task})
 
     async def stop(self) -> None:
-        """Nobody listens any more."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
@@ -263,7 +254,6 @@ class Answer:
             await self._calls[delta.index].write(delta.function.arguments)
 
     async def _output(self, format: schema.RealtimeFormat | None = None, **fields: Any) -> Output:
-        """Begin the next item."""
         item = ConversationItem(id=new_id("item"), object="realtime.item", status="in_progress", **fields)
         output = Output(self.id, len(self._outputs), self.emit, self.conversation, item, format)
         self._outputs.append(output)
@@ -311,7 +301,6 @@ class Answer:
 
 
 def error_event(error: ApiError, event_id: str | None) -> ServerEvent:
-    """event_id: of the client's event that caused it."""
     fields = {name: getattr(error, name) for name in ("message", "type", "code", "param", "retry_after")}
     return server_event("error", error=schema.RealtimeErrorDetail(event_id=event_id, **fields))
 
@@ -352,7 +341,6 @@ def _request(model: str, config: schema.RealtimeConfig, messages: list[Message])
 
 
 def chat_tools(config: schema.RealtimeConfig) -> dict[str, Any]:
-    """The fields of a chat request that describe the tools."""
     asked = config.tool_choice
     if not config.tools and asked in ("none", "auto"):
         return {}

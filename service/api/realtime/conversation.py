@@ -209,12 +209,7 @@ class Conversation:
     def __contains__(self, id: str) -> bool:
         return id in self._entries
 
-    @property
-    def last_id(self) -> str | None:
-        return next(reversed(self._entries), None)
-
     def item(self, id: str, field: str = "item_id") -> ConversationItem:
-        """ApiError 400 names the field whose id no item has."""
         return self._entry(id, field).item
 
     def size(self, id: str) -> int:
@@ -260,7 +255,7 @@ class Conversation:
         """Add an answer that has begun at the end, or replace it, and return the id of the item before it. An answer of
         the server is never refused; the limits stop the next item instead."""
         assert item.id is not None
-        held, before = self._entries.get(item.id), self.last_id
+        held, before = self._entries.get(item.id), next(reversed(self._entries), None)
         entry = _Entry(item, _size(item), playback)
         self._charge(entry.size - (held.size if held else 0))
         self._entries[item.id] = entry
@@ -352,7 +347,6 @@ RENAMED: Names = (
 """Fields of a chat request, and the names that they have here."""
 
 PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""Ids that errors may repeat."""
 
 
 @dataclass(frozen=True)

@@ -13,21 +13,12 @@ import numpy as np
 from msgspec import UNSET
 
 from models.interfaces.errors import InputError
-from models.interfaces.processor import AudioInput
-from service.api.chat.transcriptions import PIECE_SECONDS, Hearing, TranscriptionForm, pieces_of
+from service.api.chat.transcriptions import PIECE_SECONDS, Hearing, TranscriptionForm, hearing_of, pieces_of
 from service.api.context import ServerContext
 from service.api.engines.request_stream import EngineError
-from service.api.http.errors import ApiError, as_api_error, explain, invalid
+from service.api.http.errors import ApiError, ErrorDetail, as_api_error, explain, invalid
 from service.api.http.middleware import RequestRecord
-from service.api.realtime.schema import (
-    PCM,
-    RealtimeFormat,
-    RealtimeInput,
-    RealtimeTranscription,
-    SemanticVad,
-    ServerVad,
-    TranscriptionFailure,
-)
+from service.api.realtime import schema
 from service.hub.catalog import HostedModel
 from service.media.audio_formats import CHAT_FORMATS, REALTIME_FORMATS
 from service.media.reference_audio import resample
@@ -69,10 +60,9 @@ class Ears:
         self._tell = tell
         self._audio = bytearray()
         self._begin_ms = 0.0
-        """Where the buffer begins, since the session began."""
-        self._format = PCM
-        self._options = RealtimeTranscription()
-        self.detection: ServerVad | SemanticVad | None = ServerVad()
+        self._format = schema.PCM
+        self._options = schema.RealtimeTranscription()
+        self.detection: schema.ServerVad | schema.SemanticVad | None = schema.ServerVad()
         self._detector: TurnDetector | None = None
         self._seen = 0
         """Bytes of the buffer that detection has seen."""
@@ -80,34 +70,35 @@ class Ears:
         self.tells = False
         """Whether the client has asked for transcripts."""
 
-    def configure(self, given: RealtimeInput, now: RealtimeInput) -> RealtimeInput:
+    def configure(self, given: schema.RealtimeInput, now: schema.RealtimeInput) -> schema.RealtimeInput:
         """`now` with what is given. ApiError names the field that does not fit."""
         at = "session.audio.input"
-        format = _read(given.format, RealtimeFormat, f"{at}.format") or now.format
-        if format.rate not in (None, format.sample_rate):
-            raise invalid(f"{at}.format.rate", f"{format.rate} given, must be {format.sample_rate} for {format.type}")
+        format: schema.RealtimeFormat = _read(given.format, schema.RealtimeFormat, f"{at}.format") or now.format
+        format = format.settled(f"{at}.format")
         options = now.transcription
         if given.transcription is not UNSET:
-            options = _read(given.transcription, RealtimeTranscription, f"{at}.transcription")
+            options = _read(given.transcription, schema.RealtimeTranscription, f"{at}.transcription")
         if options is not None and options.language:
             try:
-                self._hears(self._named(options)).language(options.language)
+                hearing_of(self._named(options)).language(options.language)
             except InputError as error:
                 raise invalid(f"{at}.transcription.language", str(error)) from error
         detection = self.detection
         if given.turn_detection is not UNSET:
             on = given.turn_detection is not False
-            detection = _read(given.turn_detection if on else None, ServerVad | SemanticVad, f"{at}.turn_detection")
+            detection = _read(
+                given.turn_detection if on else None, schema.ServerVad | schema.SemanticVad, f"{at}.turn_detection"
+            )
         changed = format.type != self._format.type
         if changed:
             self.take()
-        self._format = RealtimeFormat(type=format.type, rate=format.sample_rate)
+        self._format = format
         if changed or detection != self.detection:
             self.detection = detection
             self._restart_detection()
-        self._options, self.tells = options or RealtimeTranscription(), options is not None
+        self._options, self.tells = options or schema.RealtimeTranscription(), options is not None
         self.model = self._named(self._options)
-        return msgspec.structs.replace(now, format=self._format, transcription=options, turn_detection=detection)
+        return msgspec.structs.replace(now, format=format, transcription=options, turn_detection=detection)
 
     async def append(self, audio: str) -> list[Boundary]:
         """The boundaries of turns that the next samples complete, in milliseconds of the session. audio: base64.
@@ -139,7 +130,7 @@ class Ears:
 
     def _restart_detection(self) -> None:
         """Begin at the end of the buffer: nobody speaks."""
-        vad = self.detection.stands_for if isinstance(self.detection, SemanticVad) else self.detection
+        vad = self.detection.stands_for if isinstance(self.detection, schema.SemanticVad) else self.detection
         if vad is None:
             self._detector = None
         else:
@@ -208,7 +199,7 @@ class Ears:
                 return done.text
         except (ApiError, EngineError, InputError, TimeoutError) as error:
             answer = as_api_error(error)
-            failure = TranscriptionFailure(type=answer.type, code=answer.code, message=answer.message)
+            failure = ErrorDetail(answer.message, answer.type, code=answer.code)
             await self._tell(f"{EVENT}.failed", **place, error=failure)
             return ""
         finally:
@@ -216,7 +207,7 @@ class Ears:
 
     async def _hearing(self, record: RequestRecord, data: bytes, *, live: bool) -> Hearing:
         context, model, asked, format = self._context, self.model, self._options, self._format
-        audio = self._hears(model)
+        audio = hearing_of(model)
         form = TranscriptionForm(file="", model=model.name, prompt=asked.prompt or "", keywords=asked.keywords or [])
         language = audio.language(asked.language) if asked.language else None
         heard = await context.in_thread(lambda: resample(_decoded(data, format), format.sample_rate, audio.sample_rate))
@@ -224,18 +215,13 @@ class Ears:
         live = live and len(data) <= LIVE_SECONDS * format.bytes_per_second
         return Hearing(context, form, model, audio, language, record, pieces, live)
 
-    def _named(self, options: RealtimeTranscription) -> HostedModel:
+    def _named(self, options: schema.RealtimeTranscription) -> HostedModel:
         """The model that a client names, or else the one of the session: clients name OpenAI's by default."""
         found = self._context.catalog.get(options.model or "")
         return found if found is not None and found.task == "transcription" else self.model
 
-    def _hears(self, model: HostedModel) -> AudioInput:
-        audio = model.chat_processor.audio
-        assert audio is not None
-        return audio
 
-
-def _decoded(data: bytes, format: RealtimeFormat) -> np.ndarray:
+def _decoded(data: bytes, format: schema.RealtimeFormat) -> np.ndarray:
     """float32 [n] of samples in the format of the session."""
     law = CHAT_FORMATS[REALTIME_FORMATS[format.type]]
     if law == "pcm":

@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from service.api.chat.schema import AudioParams, Int64, Modality
 from service.api.chat.transcriptions import TokenUsage, TranscribedLanguage
+from service.api.http.errors import ErrorDetail, invalid
 from service.api.speech.schema import VoiceOptions
 from service.hub.catalog import OPENAI_PCM_RATE
 from service.media.audio_formats import CHAT_FORMATS, FORMATS, G711_RATE, REALTIME_FORMATS, RealtimeType
@@ -80,6 +81,12 @@ class RealtimeFormat(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sample_rate(self) -> int:
         return OPENAI_PCM_RATE if self.type == "audio/pcm" else G711_RATE
+
+    def settled(self, field: str) -> RealtimeFormat:
+        """The format with its rate. ApiError 400 for another rate, which is named below `field`."""
+        if self.rate not in (None, self.sample_rate):
+            raise invalid(f"{field}.rate", f"{self.rate} given, must be {self.sample_rate} for {self.type}")
+        return RealtimeFormat(type=self.type, rate=self.sample_rate)
 
     @property
     def bytes_per_second(self) -> int:
@@ -338,13 +345,9 @@ UNSUPPORTED_EVENTS = {
 # Events of the server
 
 
-class RealtimeErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+class RealtimeErrorDetail(ErrorDetail, frozen=True, kw_only=True):
     """event_id: of the client's event that is invalid. param: its field. retry_after: seconds."""
 
-    message: str
-    type: str
-    code: str | None = None
-    param: str | None = None
     event_id: str | None = None
     retry_after: float | None = None
 
@@ -375,10 +378,6 @@ class RealtimeFailure(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     code: str | None
     message: str
-
-
-class TranscriptionFailure(RealtimeFailure, frozen=True, kw_only=True):
-    param: str | None = None
 
 
 ResponseStatus = Literal["in_progress", "completed", "cancelled", "failed", "incomplete"]
@@ -445,7 +444,7 @@ SERVER_EVENTS: dict[str, dict[str, Any]] = {
     "conversation.item.input_audio_transcription.delta": HEARD | {"delta": str},
     "conversation.item.input_audio_transcription.completed": HEARD
     | {"transcript": str, "languages": list[TranscribedLanguage], "usage": TokenUsage},
-    "conversation.item.input_audio_transcription.failed": HEARD | {"error": TranscriptionFailure},
+    "conversation.item.input_audio_transcription.failed": HEARD | {"error": ErrorDetail},
     "response.created": RESPONSE,
     "response.output_item.added": OUTPUT | ITEM,
     "response.content_part.added": PART | {"part": OutputPart},

@@ -17,11 +17,11 @@ from service.api.chat.schema import ChatRequestBody, Message
 from service.api.chat.spoken import check_audio
 from service.api.chat.tools import MAX_TOOLS, checked_tool_grammar, tool_use
 from service.api.chat.turns import Turn
-from service.api.context import LARGE_BODY, ServerContext, context_of
+from service.api.context import LARGE_BODY, ServerContext
 from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, as_api_error, bad_request, invalid, renamed
 from service.api.http.json_body import parse
-from service.api.http.middleware import RequestRecord, record_of
+from service.api.http.middleware import RequestRecord
 from service.api.http.openapi import websocket
 from service.api.realtime import schema
 from service.api.realtime.answer import Answer, chat_tools, error_event, unenforced
@@ -38,17 +38,6 @@ from service.api.realtime.conversation import (
     max_items,
 )
 from service.api.realtime.listening import Ears
-from service.api.realtime.schema import (
-    NO_RECOGNITION,
-    PCM,
-    RealtimeAudio,
-    RealtimeConfig,
-    RealtimeInput,
-    RealtimeOutput,
-    ServerEvent,
-    new_id,
-    server_event,
-)
 from service.api.sockets import NOT_JSON, POLICY, Inbox, StreamClosed, run_session, send
 from service.hub.catalog import HostedModel
 from service.media.voice_activity import Boundary
@@ -75,10 +64,7 @@ websocket(
 
 @router.websocket(PATH)
 async def realtime(socket: WebSocket) -> None:
-    context = context_of(socket)
-    record = record_of(socket.scope)
-    await socket.accept(PROTOCOL if PROTOCOL in socket.scope.get("subprotocols", ()) else None)
-    await run_session(context, socket, record, Session(context, socket, record))
+    await run_session(socket, Session, PROTOCOL if PROTOCOL in socket.scope.get("subprotocols", ()) else None)
 
 
 class Session:
@@ -88,15 +74,17 @@ class Session:
         self._context = context
         self._socket = socket
         self._record = record
-        self._id = new_id("sess")
+        self._id = schema.new_id("sess")
         self._conversation = Conversation(context.settings, record.ticket)
         self._answer: Answer | None = None
-        hosted = next((model for model in context.catalog.models if model.task == "transcription"), None)
+        hosted = context.catalog.of_task("transcription")
         self._ears = None if hosted is None else Ears(context, record, hosted, self._tell)
-        heard = RealtimeInput(format=PCM, turn_detection=self._ears and self._ears.detection, transcription=None)
-        self._config = RealtimeConfig(
+        heard = schema.RealtimeInput(
+            format=schema.PCM, turn_detection=self._ears and self._ears.detection, transcription=None
+        )
+        self._config = schema.RealtimeConfig(
             output_modalities=["audio" if _speaks(context) else "text"],
-            audio=RealtimeAudio(input=heard, output=RealtimeOutput(format=PCM)),
+            audio=schema.RealtimeAudio(input=heard, output=schema.RealtimeOutput(format=schema.PCM)),
         )
         self._turn: asyncio.Task[None] | None = None
         """Writes down what was said in the last turn, and answers it."""
@@ -141,7 +129,6 @@ class Session:
 
     @property
     def _transcribes(self) -> bool:
-        """Whether this is a session of transcripts alone."""
         return self._model.task == "transcription"
 
     def _requested_model(self) -> HostedModel:
@@ -149,7 +136,7 @@ class Session:
         transcribes = query.get("intent") == "transcription"
         if (transcribes and self._ears is None) or "call_id" in query:
             field = "call_id" if "call_id" in query else "intent"
-            raise invalid(field, f"not supported: {NO_RECOGNITION}", "unsupported_parameter")
+            raise invalid(field, f"not supported: {schema.NO_RECOGNITION}", "unsupported_parameter")
         if self._ears is not None and transcribes and "model" not in query:
             return self._ears.model
         if "model" not in query:
@@ -178,7 +165,7 @@ class Session:
     @property
     def _refused_events(self) -> dict[str, str]:
         """Events of OpenAI's clients, and why they are refused."""
-        deaf = dict.fromkeys(schema.AUDIO_EVENTS, NO_RECOGNITION) if self._ears is None else {}
+        deaf = dict.fromkeys(schema.AUDIO_EVENTS, schema.NO_RECOGNITION) if self._ears is None else {}
         return schema.UNSUPPORTED_EVENTS | deaf
 
     async def _envelope(self, raw: str | bytes) -> schema.Envelope:
@@ -242,7 +229,7 @@ class Session:
         ears, ms = self._hearing, round(boundary.ms)
         if boundary.starts:
             ears.drop_until(boundary.ms)
-            self._speech_id = new_id("item")
+            self._speech_id = schema.new_id("item")
             await self._tell("input_audio_buffer.speech_started", item_id=self._speech_id, audio_start_ms=ms)
             answer, interrupts = self._answer, ears.detection is not None and ears.detection.interrupt_response
             if interrupts and answer is not None and answer.conversation is not None and not answer.ended:
@@ -258,7 +245,7 @@ class Session:
     async def _commit(self, end_ms: float | None = None) -> None:
         """Make an item of the buffer, up to the end of a turn that was detected, and have it written down."""
         await self._settle()
-        id = self._speech_id or new_id("item")
+        id = self._speech_id or schema.new_id("item")
         content = [schema.ItemContent(type="input_audio")]
         settled: dict[str, Any] = {"id": id, "object": "realtime.item", "status": "completed"}
         item = schema.ConversationItem(type="message", role="user", content=content, **settled)
@@ -300,7 +287,6 @@ class Session:
                 await self.send_error(as_api_error(error))
 
     async def _settle(self) -> None:
-        """Wait until the last turn is written down."""
         if self._turn is not None:
             await self._events.wait(self._turn)
             self._turn.result()  # raises if an event could not be sent
@@ -317,7 +303,7 @@ class Session:
         if given.type == "transcription" and hears and not self._transcribes:
             raise invalid("session.type", "cannot be changed; connect with ?intent=transcription")
         if given.type == "transcription" and not hears:
-            raise invalid("session.type", f"must be realtime: {NO_RECOGNITION}", "unsupported_parameter")
+            raise invalid("session.type", f"must be realtime: {schema.NO_RECOGNITION}", "unsupported_parameter")
         if given.model is not None and self._context.catalog.get(given.model) is not self._model:
             raise invalid("session.model", "cannot be changed; open another connection")
         config = updated(self._config, given, "session", hears=hears)
@@ -380,7 +366,7 @@ class Session:
             size=size,
         )
 
-    def _turns(self, config: RealtimeConfig, given: schema.ResponseParams) -> list[Turn[Source]]:
+    def _turns(self, config: schema.RealtimeConfig, given: schema.ResponseParams) -> list[Turn[Source]]:
         if given.input is None:
             turns = self._conversation.turns()
         else:
@@ -412,12 +398,12 @@ class Session:
             raise bad_request(message, code="response_cancel_not_active")
         await answer.cancel()
 
-    async def _emit(self, event: ServerEvent, size: int = 0) -> None:
+    async def _emit(self, event: schema.ServerEvent, size: int = 0) -> None:
         """size: bytes of what the event shows of a client's, about."""
         await send(self._context, self._socket, event, size)
 
     async def _tell(self, type: str, size: int = 0, **fields: Any) -> None:
-        await self._emit(server_event(type, **fields), size)
+        await self._emit(schema.server_event(type, **fields), size)
 
     async def send_error(self, error: ApiError, event_id: str | None = None) -> None:
         """event_id: of the client's event that is the cause."""
@@ -462,15 +448,13 @@ HEARING = {
 }
 """Fields of the objects that are in force where a model that hears is hosted."""
 OTHER_TOOLS = ("mcp", "web_search", "file_search", "code_interpreter")
-"""Types of tools that OpenAI's servers run themselves."""
 MAX_PATH = 100
-"""Characters of the path of a field that a client names."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 async def check_update(
-    context: ServerContext, given: schema.SessionParams, config: RealtimeConfig, client: str
+    context: ServerContext, given: schema.SessionParams, config: schema.RealtimeConfig, client: str
 ) -> list[str] | UnsetType:
     """ApiError names the field that no response could use. given: the fields that the client sets. config: with them.
     client: identifies the client, since clients take turns at the check of grammars. Return what is not enforced of the
@@ -484,7 +468,7 @@ async def check_update(
 
 
 async def _check_tools(
-    context: ServerContext, given: schema.SessionParams, config: RealtimeConfig, client: str
+    context: ServerContext, given: schema.SessionParams, config: schema.RealtimeConfig, client: str
 ) -> list[str]:
     """A choice of the session that a later update may still provide with tools is left to the response."""
     named = given.tool_choice if isinstance(given.tool_choice, schema.RealtimeToolChoice) else None
@@ -505,7 +489,9 @@ async def _check_tools(
     return broken
 
 
-def updated(config: RealtimeConfig, given: schema.Overrides, field: str, *, hears: bool = False) -> RealtimeConfig:
+def updated(
+    config: schema.RealtimeConfig, given: schema.Overrides, field: str, *, hears: bool = False
+) -> schema.RealtimeConfig:
     """The configuration with the fields that `given` sets, but those of the audio that is heard. ApiError names the
     unsupported field below `field`."""
     hearing = None if given.audio is None else given.audio.input
@@ -517,13 +503,9 @@ def updated(config: RealtimeConfig, given: schema.Overrides, field: str, *, hear
     output = config.output
     if given.audio is not None and given.audio.output is not None:
         output = _overlaid(output, given.audio.output)
-        format = output.format
-        if format is not None:
-            if format.rate not in (None, format.sample_rate):
-                problem = f"{format.rate} given, must be {format.sample_rate} for {format.type}"
-                raise invalid(f"{field}.audio.output.format.rate", problem)
-            format = schema.RealtimeFormat(type=format.type, rate=format.sample_rate)
-            output = msgspec.structs.replace(output, format=format)
+        if output.format is not None:
+            settled = output.format.settled(f"{field}.audio.output.format")
+            output = msgspec.structs.replace(output, format=settled)
     modalities = given.output_modalities or given.modalities or config.output_modalities
     return msgspec.structs.replace(
         _overlaid(config, given),
@@ -533,54 +515,49 @@ def updated(config: RealtimeConfig, given: schema.Overrides, field: str, *, hear
 
 
 def _overlaid(base: T, given: msgspec.Struct) -> T:
-    """`base`, with the fields that `given` sets."""
     values = {name: getattr(given, name, None) for name in base.__struct_fields__}
     return msgspec.structs.replace(base, **{name: value for name, value in values.items() if value is not None})
 
 
-def take_unsupported(
-    given: dict[str, Any],
-    field: str,
-    kind: type[msgspec.Struct] = schema.SessionParams,
-    below: str = "",
-    *,
-    hears: bool = False,
-) -> list[schema.UnsupportedField]:
+def take_unsupported(given: dict[str, Any], field: str, *, hears: bool = False) -> list[schema.UnsupportedField]:
     """Remove what this server does not support from the JSON of a session's fields. field: the path of the session.
-    kind: the type of `given`, which is at the path `below` of the session. hears: a model that hears is hosted."""
+    hears: a model that hears is hosted."""
     taken = []
-    for name, value in list(given.items()):
-        path = f"{below}{name}"
-        inner = NESTED.get(path)
-        if value is None:
-            if name not in kind.__struct_fields__:  # it says nothing
-                del given[name]
-            continue
-        if path == "tools" and isinstance(value, list):
-            others = [n for n, tool in enumerate(value) if isinstance(tool, dict) and tool.get("type") in OTHER_TOOLS]
-            taken += [_unsupported(f"{field}.tools[{n}]", "only functions are supported") for n in others]
-            given[name] = [tool for n, tool in enumerate(value) if n not in others]
-        elif path == "truncation" and isinstance(value, dict):
-            taken.append(
-                _unsupported(f"{field}.truncation", "must be auto or disabled; a retention ratio is not supported")
-            )
-            del given[name]
-        elif inner is not None and isinstance(value, dict):
-            taken += take_unsupported(value, field, inner, f"{path}.", hears=hears)
-        elif name not in kind.__struct_fields__:
-            taken.append(_unsupported(f"{field}.{path[:MAX_PATH]}", "there is no such field"))
-            del given[name]
-        elif hears and path in HEARING:
-            unknown = [key for key in value if key not in HEARING[path]] if isinstance(value, dict) else []
-            for key in unknown:
-                if value.pop(key) is not None:
-                    reason = "must be null" if key == IDLE_TIMEOUT else "there is no such field"
-                    taken.append(_unsupported(f"{field}.{path}.{key[:MAX_PATH]}", reason))
-        elif path in UNSUPPORTED and not any(value == harmless for harmless in UNSUPPORTED[path]):
-            deaf = "must be null" if hears else f"must be null: {NO_RECOGNITION}"
-            reason = deaf if below else "not supported by this server"
-            taken.append(_unsupported(f"{field}.{path}", reason))
-            del given[name]
+
+    def refuse(path: str, reason: str) -> None:
+        taken.append(_unsupported(f"{field}.{path}", reason))
+
+    def look(values: dict[str, Any], kind: type[msgspec.Struct], below: str = "") -> None:
+        """kind: the type of the values, which are at the path `below`."""
+        for name, value in list(values.items()):
+            path = f"{below}{name}"
+            if value is None:
+                if name not in kind.__struct_fields__:  # it says nothing
+                    del values[name]
+            elif path == "tools" and isinstance(value, list):
+                foreign = [isinstance(tool, dict) and tool.get("type") in OTHER_TOOLS for tool in value]
+                for place in (n for n, other in enumerate(foreign) if other):
+                    refuse(f"tools[{place}]", "only functions are supported")
+                values[name] = [tool for tool, other in zip(value, foreign, strict=True) if not other]
+            elif path == "truncation" and isinstance(value, dict):
+                refuse(path, "must be auto or disabled; a retention ratio is not supported")
+                del values[name]
+            elif path in NESTED and isinstance(value, dict):
+                look(value, NESTED[path], f"{path}.")
+            elif name not in kind.__struct_fields__:
+                refuse(path[:MAX_PATH], "there is no such field")
+                del values[name]
+            elif hears and path in HEARING:
+                for key in [key for key in value if key not in HEARING[path]] if isinstance(value, dict) else ():
+                    if value.pop(key) is not None:
+                        reason = "must be null" if key == IDLE_TIMEOUT else "there is no such field"
+                        refuse(f"{path}.{key[:MAX_PATH]}", reason)
+            elif path in UNSUPPORTED and not any(value == harmless for harmless in UNSUPPORTED[path]):
+                deaf = "must be null" if hears else f"must be null: {schema.NO_RECOGNITION}"
+                refuse(path, deaf if below else "not supported by this server")
+                del values[name]
+
+    look(given, schema.SessionParams)
     return taken
 
 

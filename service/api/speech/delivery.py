@@ -60,7 +60,6 @@ class Script:
         return sum(len(line.text) for line in self.lines)
 
     def unspoken(self, processor: SpeechProcessor) -> str:
-        """Letters, digits and signs that the model cannot speak, each once."""
         return processor.unspoken("".join(line.text for line in self.lines))
 
 
@@ -197,7 +196,6 @@ class Captions:
     _audible: tuple[int, int] | None = None
     """Samples from the first to the last audible one of the current segment."""
     _audio: list[np.ndarray] = field(default_factory=list)
-    """Of the current segment."""
     _made: deque[asyncio.Task[SpeechAudioSegment]] = field(default_factory=deque)
 
     def add(self, chunk: AudioChunk) -> None:

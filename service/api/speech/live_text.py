@@ -77,7 +77,6 @@ def read_script(job: SpeechJob, text: str) -> Script:
 
 
 def _reason(text: str) -> str:
-    """Why nothing of the text is spoken."""
     if not speakable(text):
         return "the text has neither words nor numbers, and signs by themselves are not spoken"
     return "blocks of code, tags, link targets and emoji are removed from it, which leaves no word or number"
@@ -101,9 +100,7 @@ class LiveText:
     feed: asyncio.Future[AudioFeed | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Done with the first segment; None when the text ends without one."""
     complete: bool = False
-    """Whether the text has ended."""
     script: Script = field(default_factory=Script)
-    """Grows as segments are complete."""
     given: float = -math.inf
     """time.monotonic() when text of which something is to be spoken was last given."""
     _characters: int = 0
@@ -193,7 +190,6 @@ class LiveText:
             feed.end()
 
     async def close(self) -> None:
-        """Abort speech that has not ended."""
         self._ended = True
         if self.feed.done() and not self.feed.cancelled() and (feed := self.feed.result()) is not None:
             await feed.aclose()

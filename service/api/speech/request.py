@@ -14,7 +14,7 @@ from service.api.context import ServerContext
 from service.api.http.errors import invalid
 from service.api.http.middleware import RequestRecord
 from service.api.speech.schema import SpeechOptions
-from service.api.speech.speaker import Speaker, check_room, resolve_speaker
+from service.api.speech.speaker import Speaker, check_room, resolve_speaker, solver_steps
 from service.api.spoken_text.lexicon import Lexicon
 from service.api.spoken_text.text_splitting import CONTROL, Granularity
 from service.hub.catalog import HostedModel
@@ -163,6 +163,7 @@ async def prepare(
     if speaker.design:
         patches = 0 if speaker.reference is None else len(speaker.reference)
         check_room(model, f"({speaker.design})", "instructions", reference_patches=patches)
+    lexicons = (Lexicon(options.lexicon),) if options.lexicon else ()
     template = SpeechRequest(
         request_id=f"speech-{secrets.token_hex(16)}",
         model=model.name,
@@ -189,26 +190,10 @@ async def prepare(
         sample_rate=sample_rate,
         granularity=options.split_granularity or default_granularity,
         normalised=options.normalize is not False,
-        lexicons=_lexicons(context, options),
+        lexicons=lexicons if context.lexicon is None else (*lexicons, context.lexicon),
         segment_length=context.segment_length,
         record=record,
     )
-
-
-def solver_steps(context: ServerContext, model: HostedModel, given: int | None) -> int:
-    """ApiError for a number of solver steps that the server does not offer. given: None for the first one."""
-    served = context.settings.solver_steps or model.speech_processor.solver_steps
-    steps = served[0] if given is None else given
-    if steps not in served:
-        allowed = ", ".join(map(str, sorted(served)))
-        raise invalid("inference_timesteps", f"{steps} given, must be one of {allowed}")
-    return steps
-
-
-def _lexicons(context: ServerContext, options: SpeechOptions) -> tuple[Lexicon, ...]:
-    """The request's lexicon, followed by the server's."""
-    own = (Lexicon(options.lexicon),) if options.lexicon else ()
-    return own if context.lexicon is None else (*own, context.lexicon)
 
 
 def speech_model(context: ServerContext, name: str | None, record: RequestRecord) -> HostedModel:
@@ -217,6 +202,6 @@ def speech_model(context: ServerContext, name: str | None, record: RequestRecord
         hosted = context.catalog.of_kind("speech")
         if len(hosted) != 1:
             several = f"this field is required: {len(hosted)} speech models are served"
-            raise invalid("model", f"{(several if hosted else 'no speech model is served')}")
+            raise invalid("model", several if hosted else "no speech model is served")
         name = hosted[0].name
     return context.model(name, "speech", record)

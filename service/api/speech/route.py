@@ -25,7 +25,7 @@ from service.api.context import ServerContext, post
 from service.api.engines.request_stream import EngineError, step_report
 from service.api.http.errors import invalid
 from service.api.http.middleware import RequestRecord, record_of
-from service.api.http.streaming import EVENT_STREAM, KEEP_ALIVE, LiveResponse, error_event, unless_disconnected
+from service.api.http.streaming import EVENT_STREAM, KEEP_ALIVE, LiveResponse, error_event, event, unless_disconnected
 from service.api.speech import schema
 from service.api.speech.delivery import AudioChunk, AudioFeed, Captions, Delivery, Script
 from service.api.speech.hearing import segment_errors
@@ -140,7 +140,6 @@ async def _prepare(context: ServerContext, body: schema.SpeechRequestBody, recor
 
 
 def _tokens(request: SpeechRequest) -> int:
-    """Number of tokens of the text."""
     return sum(len(segment.text_ids) for segment in request.segments)
 
 
@@ -239,7 +238,7 @@ async def _events(context: ServerContext, speech: PreparedSpeech) -> AsyncGenera
     async with aclosing(_encoded(context, speech)) as pieces:
         async for data in pieces:
             delta = schema.SpeechAudioDelta(base64.b64encode(data).decode(), speech.job.response_format)
-            yield _named_event("speech.audio.delta", delta) + await _segments(captions)
+            yield event(delta, "speech.audio.delta") + await _segments(captions)
     if rest := await _segments(captions, rest=True):
         yield rest
     tokens, patches = _tokens(speech.request), delivery.patches
@@ -249,16 +248,12 @@ async def _events(context: ServerContext, speech: PreparedSpeech) -> AsyncGenera
         step_report(delivery.steps),
         speech.unspoken or UNSET,
     )
-    yield _named_event("speech.audio.done", done)
+    yield event(done, "speech.audio.done")
 
 
 async def _segments(captions: Captions | None, *, rest: bool = False) -> bytes:
     segments = await captions.take(rest=rest) if captions else ()
-    return b"".join(_named_event("speech.audio.segment", segment) for segment in segments)
-
-
-def _named_event(name: str, payload: msgspec.Struct) -> bytes:
-    return f"event: {name}\n".encode() + b"data: " + msgspec.json.encode(payload) + b"\n\n"
+    return b"".join(event(segment, "speech.audio.segment") for segment in segments)
 
 
 async def _whole(context: ServerContext, speech: PreparedSpeech) -> bytes:

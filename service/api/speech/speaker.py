@@ -8,7 +8,7 @@ import logging
 import time
 import uuid
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -70,6 +70,16 @@ class Adapter:
     folder: str
 
 
+def solver_steps(context: ServerContext, model: HostedModel, given: int | None = None) -> int:
+    """The number of solver steps that is given, or else the first that the server offers. ApiError for any other."""
+    served = context.settings.solver_steps or model.speech_processor.solver_steps
+    steps = served[0] if given is None else given
+    if steps not in served:
+        allowed = ", ".join(map(str, sorted(served)))
+        raise invalid("inference_timesteps", f"{steps} given, must be one of {allowed}")
+    return steps
+
+
 def as_design(text: str) -> str:
     """A description of a voice or manner as it is put in front of a text; empty if nothing is left of it."""
     return clean_text(text.translate(PARENTHESES)).strip()
@@ -93,9 +103,10 @@ async def resolve_speaker(
         problem = "cannot be combined with ref_text or prompt_text: continued audio keeps its own manner"
         raise invalid("instructions", problem)
     if options.ref_audio:
-        speaker = await _reference_speaker(context, options.ref_audio, options.ref_text or None, model, design, record)
+        wave = await _load_audio(context, options.ref_audio, model, "ref_audio", record)
+        latents = await encode_reference(context, model, wave, options.ref_text or None)
         adapter = context.lora_voices.get(name_key(_voice_name(options)[:LONGEST_NAME]), "")
-        speaker = replace(speaker, adapter=adapter)
+        speaker = Speaker(latents["reference"], latents.get("prompt"), options.ref_text or "", design, adapter)
     else:
         speaker = await _named_speaker(context, options, model, design, context.owner(record.client))
     if not options.prompt_audio or not options.prompt_text:
@@ -137,24 +148,16 @@ def find_voice(context: ServerContext, name: str, model: HostedModel | None, own
         return Adapter(context.lora_voices[key])
     voice = context.voices.find(name, owner)
     if voice is None:
-        raise _no_voice()
+        raise no_voice()
     if model is not None and voice.encoder != encoder_of(model):
         problem = "this voice was uploaded for another model; upload it again for this one"
         raise invalid("voice", problem, "voice_of_other_model")
     return voice
 
 
-def _no_voice() -> ApiError:
-    message = "voice: no voice has this id or name; GET /v1/audio/voices lists them."
+def no_voice(which: str = "voice: no voice") -> ApiError:
+    message = f"{which} has this id or name; GET /v1/audio/voices lists them."
     return ApiError(404, message, param="voice", code="voice_not_found")
-
-
-async def _reference_speaker(
-    context: ServerContext, url: str, text: str | None, model: HostedModel, design: str, record: RequestRecord
-) -> Speaker:
-    wave = await _load_audio(context, url, model, "ref_audio", record)
-    latents = await encode_reference(context, model, wave, text)
-    return Speaker(latents["reference"], latents.get("prompt"), text or "", design)
 
 
 async def _load_audio(
@@ -178,7 +181,7 @@ async def _stored_speaker(context: ServerContext, voice: Voice, design: str) -> 
             latents = await context.in_thread(lambda: context.voices.latents(voice))
     except VoiceStoreError as error:
         if error.reason == "gone":
-            raise _no_voice() from error
+            raise no_voice() from error
         if error.reason == "damaged":
             raise invalid("voice", f"{error}; upload the voice again", "voice_unreadable") from error
         raise ApiError(500, f"voice: {error}.", param="voice", code="voice_unreadable") from error
@@ -266,18 +269,18 @@ async def named_reference(context: ServerContext, model: HostedModel, name: str,
     return making.result() if making.done() else await shielded(making)
 
 
-def _key(model: HostedModel, solver_steps: int, name: str, description: str) -> str:
+def _key(model: HostedModel, steps: int, name: str, description: str) -> str:
     """File of a voice on disk. Weights are identified by their revision, or for a folder by its contents."""
     checkpoint = model.checkpoint
     weights = "" if checkpoint.revision else weights_of(checkpoint.directory)
     published = model.speech_processor.solver_steps[0]
-    version = VERSION if solver_steps == published else f"{VERSION}, {solver_steps} solver steps"
+    version = VERSION if steps == published else f"{VERSION}, {steps} solver steps"
     return voice_key(version, encoder_of(model), weights, name, description)
 
 
 async def _named(context: ServerContext, model: HostedModel, name: str, description: str) -> np.ndarray:
     directory = context.settings.voices_dir.expanduser()
-    key = await context.in_thread(lambda: _key(model, _solver_steps(context, model), name, description))
+    key = await context.in_thread(lambda: _key(model, solver_steps(context, model), name, description))
     kept = await context.in_thread(lambda: load_named(directory, key, model.checkpoint.directory))
     if kept is not None:
         return kept
@@ -327,14 +330,9 @@ async def _spoken(context: ServerContext, model: HostedModel, description: str, 
         (SpeechSegment(tuple(ids), min(processor.min_patches, cap), cap),),
         seed,
         processor.cfg_value,
-        _solver_steps(context, model),
+        solver_steps(context, model),
         live=False,
         arrival=time.monotonic(),
     )
     async with aclosing(context.engine.submit(request)) as stream:
         return np.concatenate([delta.audio async for delta in stream])
-
-
-def _solver_steps(context: ServerContext, model: HostedModel) -> int:
-    """The number of solver steps that the server captures for requests that name none."""
-    return (context.settings.solver_steps or model.speech_processor.solver_steps)[0]

@@ -23,21 +23,9 @@ from service.api.http.form import parse_form, text_field
 from service.api.http.middleware import record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, get, json_response, operation
 from service.api.http.streaming import unless_disconnected
+from service.api.speech import speaker
 from service.api.speech.request import speech_model
 from service.api.speech.schema import VoiceDeleted, VoiceList, VoiceObject, VoiceUpload
-from service.api.speech.speaker import (
-    DEFAULT_VOICE,
-    OPENAI_VOICES,
-    Adapter,
-    as_design,
-    check_room,
-    described_reference,
-    encode_reference,
-    encoder_of,
-    find_voice,
-    named_reference,
-    spoken_text,
-)
 from service.hub.catalog import Catalog, HostedModel
 from service.media.reference_audio import level_reference
 from service.settings.reading import SettingsError
@@ -94,14 +82,14 @@ async def make_voices(context: ServerContext) -> None:
     for (model_name, name), model in wanted.items():
         await _idle(context)
         try:
-            await named_reference(context, model, name, OPENAI_VOICES.get(name, ""))
+            await speaker.named_reference(context, model, name, speaker.OPENAI_VOICES.get(name, ""))
         except (ApiError, EngineError) as error:
             log.warning("the built-in voice %s of %s is made when it is asked for: %s", name, model_name, error)
         context.voices_left -= 1
 
 
 def names(context: ServerContext) -> tuple[str, ...]:
-    return (DEFAULT_VOICE, *OPENAI_VOICES) if context.settings.fixed_voices == "at_start" else ()
+    return (speaker.DEFAULT_VOICE, *speaker.OPENAI_VOICES) if context.settings.fixed_voices == "at_start" else ()
 
 
 async def _idle(context: ServerContext) -> None:
@@ -121,15 +109,20 @@ SEED = re.compile(r"[0-9]{1,18}")
 SAMPLE = "audio_sample"
 STATUS = {"full": 409, "exists": 409, "gone": 404, "disk_full": 507, "disk": 500}
 CODES = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insufficient_storage"}
-RESERVED = {DEFAULT_VOICE, *OPENAI_VOICES}
+RESERVED = {speaker.DEFAULT_VOICE, *speaker.OPENAI_VOICES}
 
 
 @get(router, PATH, "List built-in voices, adapters and uploaded voices.", {JSON: VoiceList})
 async def list_voices(request: Request) -> Response:
     context = context_of(request)
-    adapters = map(Adapter, context.lora_voices.values())
+    adapters = map(speaker.Adapter, context.lora_voices.values())
     uploaded = context.voices.voices(context.owner(record_of(request.scope).client))
-    listed: tuple[Voice | Adapter | str, ...] = (DEFAULT_VOICE, *OPENAI_VOICES, *adapters, *uploaded)
+    listed: tuple[Voice | speaker.Adapter | str, ...] = (
+        speaker.DEFAULT_VOICE,
+        *speaker.OPENAI_VOICES,
+        *adapters,
+        *uploaded,
+    )
     voices = [_object(context, voice) for voice in listed]
     return json_response(VoiceList(voices, voices))
 
@@ -137,7 +130,7 @@ async def list_voices(request: Request) -> Response:
 @get(router, PATH + "/{voice}", "Get a voice.", {JSON: VoiceObject}, errors=(401, 404))
 async def get_voice(request: Request, voice: str) -> Response:
     context = context_of(request)
-    found = find_voice(context, voice, None, context.owner(record_of(request.scope).client))
+    found = speaker.find_voice(context, voice, None, context.owner(record_of(request.scope).client))
     return json_response(_object(context, found))
 
 
@@ -149,11 +142,11 @@ async def delete_voice(request: Request, voice: str) -> Response:
     context = context_of(request)
     found = context.voices.find(voice, context.owner(record_of(request.scope).client))
     if found is None:
-        raise _not_found()
+        raise speaker.no_voice("No uploaded voice")
     try:
         await context.in_thread(lambda: context.voices.delete(found.id))
     except VoiceStoreError as error:
-        raise _not_found() if error.reason == "gone" else _store_error(error) from error
+        raise speaker.no_voice("No uploaded voice") if error.reason == "gone" else _store_error(error) from error
     return json_response(VoiceDeleted(found.id))
 
 
@@ -205,7 +198,7 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
         return await context.in_thread(
             lambda: context.voices.add(
                 name=name,
-                encoder=encoder_of(model),
+                encoder=speaker.encoder_of(model),
                 consent=consent,
                 seconds=seconds,
                 latents=latents,
@@ -246,7 +239,7 @@ async def _uploaded(
     rate = model.speech_processor.reference_sample_rate
     wave = await context.media.audio_file(data, sample_rate=rate, field="audio_sample", client=client)
     wave = await context.in_thread(lambda: level_reference(wave, rate, "audio_sample"))
-    return await encode_reference(context, model, wave, ref_text), len(wave) / rate
+    return await speaker.encode_reference(context, model, wave, ref_text), len(wave) / rate
 
 
 async def _described(
@@ -255,12 +248,12 @@ async def _described(
     """The same for a description, which is spoken once."""
     if seed is not None and not SEED.fullmatch(seed):
         raise invalid("seed", "must be a whole number of at most 18 digits")
-    design = as_design(description)
+    design = speaker.as_design(description)
     if not design:
         raise invalid("speaker_description", "has no character but parentheses and control characters")
-    check_room(model, spoken_text(design), "speaker_description")
+    speaker.check_room(model, speaker.spoken_text(design), "speaker_description")
     drawn = secrets.randbits(62) if seed is None else int(seed)
-    patches, seconds = await described_reference(context, model, design, drawn)
+    patches, seconds = await speaker.described_reference(context, model, design, drawn)
     return {"reference": patches}, seconds
 
 
@@ -269,23 +262,14 @@ def _store_error(error: VoiceStoreError) -> ApiError:
     return ApiError(STATUS[error.reason], message, param=field, code=CODES.get(error.reason, "internal_error"))
 
 
-def _not_found() -> ApiError:
-    return ApiError(
-        404,
-        "No uploaded voice has this id or name; GET /v1/audio/voices lists them.",
-        param="voice",
-        code="voice_not_found",
-    )
-
-
-def _object(context: ServerContext, voice: Voice | Adapter | str) -> VoiceObject:
+def _object(context: ServerContext, voice: Voice | speaker.Adapter | str) -> VoiceObject:
     """voice: as find_voice returns it."""
     if isinstance(voice, str):
-        return VoiceObject(voice, voice, "audio.voice", "builtin", description=OPENAI_VOICES.get(voice))
-    if isinstance(voice, Adapter):
+        return VoiceObject(voice, voice, "audio.voice", "builtin", description=speaker.OPENAI_VOICES.get(voice))
+    if isinstance(voice, speaker.Adapter):
         (model,) = context.catalog.of_kind("speech")  # the one to which the adapters belong
         return VoiceObject(voice.folder, voice.folder, "audio.voice", "lora", model=model.name)
-    speaks = (model.name for model in context.catalog.of_kind("speech") if encoder_of(model) == voice.encoder)
+    speaks = (model.name for model in context.catalog.of_kind("speech") if speaker.encoder_of(model) == voice.encoder)
     return VoiceObject(
         id=voice.id,
         name=voice.name,

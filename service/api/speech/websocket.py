@@ -20,10 +20,10 @@ from msgspec import UNSET, UnsetType
 from starlette.websockets import WebSocketDisconnect
 
 from models.interfaces.errors import InputError
-from service.api.context import ServerContext, context_of
+from service.api.context import ServerContext
 from service.api.http.errors import ApiError, as_api_error, invalid
 from service.api.http.json_body import parse
-from service.api.http.middleware import RequestRecord, record_of
+from service.api.http.middleware import RequestRecord
 from service.api.http.openapi import websocket
 from service.api.sockets import POLICY, Inbox, StreamClosed, run_session, send
 from service.api.speech.delivery import AudioFeed, Captions, Delivery
@@ -112,10 +112,7 @@ websocket(PATH, "Convert text to speech while it is being written.", client=Clie
 
 @router.websocket(PATH)
 async def speech_stream(socket: WebSocket) -> None:
-    context = context_of(socket)
-    record = record_of(socket.scope)
-    await socket.accept()
-    await run_session(context, socket, record, Session(context, socket, record))
+    await run_session(socket, Session)
 
 
 class Session:
@@ -127,7 +124,6 @@ class Session:
         self._record = record
         self._job: SpeechJob | None = None
         self._captions = frozenset[str]()
-        """timestamp_granularities."""
         self._utterance: Utterance | None = None
         self._number = 0
         self._active = time.monotonic()
@@ -152,7 +148,7 @@ class Session:
     async def _take(self, raw: str | bytes) -> None:
         """Handle a message. Errors are reported to the client, and the session goes on."""
         try:
-            await self._handle(self._parse(raw))
+            await self._handle(raw)
         except (ApiError, InputError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             answer = as_api_error(error)
             if answer.status >= 500:
@@ -167,20 +163,16 @@ class Session:
             since = max(since, self._utterance.active)
         return min(limit, since + limit - time.monotonic())
 
-    def _parse(self, raw: str | bytes) -> ClientMessage:
-        message: ClientMessage = parse(raw, ClientMessage)
-        if isinstance(message, InputText) and len(raw) > MAX_TEXT:
-            raise invalid("text", f"message too long: {len(raw)} bytes given, at most {MAX_TEXT} allowed")
-        return message
-
-    async def _handle(self, message: ClientMessage) -> None:
-        match message:
+    async def _handle(self, raw: str | bytes) -> None:
+        match message := parse(raw, ClientMessage):
             case SessionConfig():
                 await self._finish_utterance(interrupted=True)
                 self._job = await self._prepare(message)
                 self._captions = frozenset[str](message.timestamp_granularities or ())
                 self._active = time.monotonic()
             case InputText():
+                if len(raw) > MAX_TEXT:
+                    raise invalid("text", f"message too long: {len(raw)} bytes given, at most {MAX_TEXT} allowed")
                 await self._say(message.text, last=False)
             case InputDone():
                 await self._say("", last=True)
@@ -252,7 +244,6 @@ class Utterance:
         self._files = 0
         """Files that have been or are being sent: one for each segment, and one for the pause after the last."""
         self._size = 0
-        """Bytes of the current file."""
         self._characters = 0
         self._spoken = 0
         """Segments whose audio has been sent."""
@@ -262,7 +253,6 @@ class Utterance:
 
     @property
     def complete(self) -> bool:
-        """Whether input.done was received."""
         return self._text.complete
 
     @property

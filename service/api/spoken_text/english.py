@@ -529,21 +529,6 @@ def _value(numeral: str) -> int:
     return sum(-one if one < other else one for one, other in zip(numbers, following, strict=True))
 
 
-def _sum(text: str) -> str:
-    """2+2=4."""
-    return re.sub(r"[^\d.]", lambda sign: f" {OPERATORS[sign[0]]} ", text)
-
-
-def _phone(text: str) -> str:
-    plus = "plus " if text.startswith("+") else ""
-    return plus + ", ".join(map(digits, re.findall(r"\d+", text)))
-
-
-def _compared(text: str) -> str:
-    """x<y, 5 > 3."""
-    return "less than" if "<" in text else "greater than"
-
-
 FUNCTIONS = (
     *(spoken_date, slash_date, days, day_first, duration, long_time, hours),
     *(spoken_time, season, years_short, decade, years, spoken_year),
@@ -562,7 +547,7 @@ RULES = TABLES.rules(
         "year": lambda number: year(int(number)),
         "side": lambda number: year(int(number)) if len(number) == 4 else cardinal(int(number)),
         "points": lambda version: " point ".join(cardinal(int(part)) for part in version.split(".")),
-        "phone": _phone,
+        "phone": lambda text: "plus " * text.startswith("+") + ", ".join(map(digits, re.findall(r"\d+", text))),
         "month": lambda name: MONTHS[month_number(name) - 1],
         "weekday": DAYS.__getitem__,
         "title": TITLES.__getitem__,
@@ -570,9 +555,9 @@ RULES = TABLES.rules(
         "stopped": lambda word: WORDS[word + "."],  # at the end of a sentence
         "feet": lambda number: "foot" if number == "1" else "feet",
         "joined": lambda number: number.replace(" ", ""),
-        "sum": _sum,
+        "sum": lambda text: re.sub(r"[^\d.]", lambda sign: f" {OPERATORS[sign[0]]} ", text),
         "operator": OPERATORS.__getitem__,
-        "compared": _compared,
+        "compared": lambda text: "less than" if "<" in text else "greater than",
         "comparison": TABLES.table("COMPARISONS").__getitem__,
         "spelled": _spelled,
         "numerals": lambda text: NUMERAL.sub(lambda numeral: cardinal(_value(numeral[0])), text),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 
 import yaml
@@ -86,9 +87,11 @@ class LexiconFilter:
         kept = at = 1
         while at < len(text):
             if folded[at] in self._firsts and not _joined(text[at - 1], text[at]):
-                if not final and len(text) - at <= self._longest and self._may_continue(folded[at:]):
+                may_go_on = not final and len(text) - at <= self._longest
+                if may_go_on and any(lexicon.continues(folded[at:]) for lexicon in self._lexicons):
                     break
-                found = self._find(text, folded, at)
+                matches = (lexicon.find(text, folded, at) for lexicon in self._lexicons)
+                found = max(filter(None, matches), key=itemgetter(0), default=None)
                 if found is not None and self._grow(found[0] - at, len(found[1])):
                     end, spoken = found
                     said += text[kept:at] + spoken
@@ -98,13 +101,6 @@ class LexiconFilter:
         said += text[kept:at]
         self._before, self._pending = " " if final else text[at - 1], text[at:]
         return said
-
-    def _find(self, text: str, folded: str, start: int) -> tuple[int, str] | None:
-        found = [match for lexicon in self._lexicons if (match := lexicon.find(text, folded, start)) is not None]
-        return max(found, key=lambda match: match[0], default=None)
-
-    def _may_continue(self, folded: str) -> bool:
-        return any(lexicon.continues(folded) for lexicon in self._lexicons)
 
     def _grow(self, before: int, after: int) -> bool:
         """Whether the text may still become this much longer."""

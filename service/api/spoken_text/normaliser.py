@@ -10,19 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
+from service.api.spoken_text import english
 from service.api.spoken_text.chinese import normalise_chinese
-from service.api.spoken_text.english import (
-    BEFORE_NUMBERS,
-    CODES,
-    DAYS,
-    MONTHS,
-    TABLES,
-    TITLES,
-    UNITS,
-    WORDS,
-    digits,
-    normalise_english,
-)
 from service.api.spoken_text.tables import Tables
 from service.api.spoken_text.text_splitting import ABBREVIATIONS
 
@@ -31,7 +20,7 @@ Language = Literal["english", "chinese", "other", "code"]
 
 ADDRESS = re.compile(r"(?:https?://|www\.)\S{1,2000}|(?<![\w.+-])[\w.+-]{1,64}@[\w.-]{1,255}")
 """Its parts are no words of a language."""
-SYMBOLS = frozenset(unit for unit in UNITS if unit.isalpha() and not unit.isascii())
+SYMBOLS = frozenset(unit for unit in english.UNITS if unit.isalpha() and not unit.isascii())
 """µg, kΩ: letters of another script in every language."""
 CHINESE_SIGNS = re.compile("[，；￥]")
 HAN = re.compile("[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
@@ -41,7 +30,7 @@ NUMERALS = "²³¹¼-¾⁰-₟⅐-↏"
 WORD = re.compile(rf"(?<![^\W_])[^\W\d_{NUMERALS}]+")
 """A unit right behind its number is no word."""
 NEUTRAL = re.compile(
-    rf"(?<![\w.])(?:{'|'.join(map(re.escape, WORDS))})(?!\w)|\bo['’]clock\b|\b(?:El|Los|Las|Costa)(?= [A-Z])"
+    rf"(?<![\w.])(?:{'|'.join(map(re.escape, english.WORDS))})(?!\w)|\bo['’]clock\b|\b(?:El|Los|Las|Costa)(?= [A-Z])"
     r"|(?<!\w)(?<!\w['’])AI(?!\w)|\b(?:EST|Est)\.|(?<=\d )(?:AU|CE)(?!\w| \d)"
     r"|(?:(?<=[AaPp][Mm] )|(?<=[AaPp]\.[Mm]\. ))(?:EST|ET|IST)(?!\w)"
 )
@@ -80,39 +69,40 @@ def language_of(clause: str, before: Language | None) -> Language | None:
         for word in found
         if (len(word) > 1 or (word.islower() and not "α" <= word <= "ω") or word in "IA") and word not in SYMBOLS
     ]
-    english = sum(word in ENGLISH for word in words)
+    known = sum(word in ENGLISH for word in words)
     if GERMAN_ORDINAL.search(clause):
         return "other"
     foreign = [word for word in words if word in FOREIGN or not word.isascii()]
     if len(set(foreign)) == 1 and foreign[0] in AMBIGUOUS:
         foreign = []
-    if english != len(foreign):
-        return "english" if english > len(foreign) else "other"
+    if known != len(foreign):
+        return "english" if known > len(foreign) else "other"
     return before
 
 
 def _shouted(words: list[str]) -> bool:
     """Whether nothing but units is in lower case, so that words in capitals need not be abbreviations: UN JOUR DE 24 H,
     IL EST 5 H. Few short ones are: OS 11."""
-    if any(len(word) > 1 and not word.isupper() and word not in UNITS for word in words):
+    if any(len(word) > 1 and not word.isupper() and word not in english.UNITS for word in words):
         return False
     foreign = {word for word in words if word.lower() in FOREIGN}
     return len(foreign) > 1 or any(len(word) >= LONG_WORD for word in words)
 
 
-PREFIXES = ("us", "au", "ca", "hk", "nz", "s", "v", "w", "www", "http", "https", *(code.lower() for code in CODES))
+PREFIXES = ("us", "au", "ca", "hk", "nz", "s", "v", "w", "www", "http", "https", *map(str.lower, english.CODES))
 ENDS = re.compile(r"[。！？；，、]|\n|[.!?,;:…]['\")\]]{0,2}\s")
 PLAIN = re.compile(rf"(?:[^\W\d_{NUMERALS}]|[ \"'])*")
-CHANGING = tuple(word.lower() for word in (*BEFORE_NUMBERS, *TITLES, *WORDS, *MONTHS, *DAYS, *PREFIXES))
+_CHANGED = (english.BEFORE_NUMBERS, english.TITLES, english.WORDS, english.MONTHS, english.DAYS, PREFIXES)
+CHANGING = tuple(word.lower() for words in _CHANGED for word in words)
 BEGINS = frozenset(word[:length] for word in CHANGING for length in range(len(word) + 1))
 """Begins of what rules may change and that is no number."""
 RULES: dict[Language, Callable[[str], str]] = {
-    "english": normalise_english,
+    "english": english.normalise_english,
     "chinese": normalise_chinese,
     "other": lambda clause: clause,
-    "code": lambda clause: re.sub(r"\d+", lambda number: digits(number[0]), clause),
+    "code": lambda clause: re.sub(r"\d+", lambda number: english.digits(number[0]), clause),
 }
-REGNAL = re.compile(TABLES.pattern(r"\b(?:{NOUNS}|{NAMES})\s(?:[IVX]|\Z)"))
+REGNAL = re.compile(english.TABLES.pattern(r"\b(?:{NOUNS}|{NAMES})\s(?:[IVX]|\Z)"))
 """What may begin a Roman numeral: words behind it cannot be told yet."""
 SENTENCE = frozenset(".!?…。！？")
 WIDE_SIGN = re.compile("[。！？：、（）％]")
@@ -206,9 +196,8 @@ class TextNormaliser:
             return (mark == "," or named) and self._pending[end].isdigit()
         word = re.split(r"[\s(\[\"']", before)[-1].lower()
         ordinal = any(match.end() == len(before) for match in GERMAN_ORDINAL.finditer(before))
-        return ordinal or (
-            len(word) == 1 or word in ABBREVIATIONS or word in BEFORE_NUMBERS or bool(re.fullmatch(r"\w(\.\w)+", word))
-        )
+        shortened = len(word) == 1 or word in ABBREVIATIONS or word in english.BEFORE_NUMBERS
+        return ordinal or shortened or bool(re.fullmatch(r"\w(\.\w)+", word))
 
     def _plain(self) -> int:
         """How much of the current clause stays, whatever follows: its words up to a number or an abbreviation."""

@@ -243,7 +243,9 @@ class TextSplitter:
     def _abbreviated(self, following: str) -> bool:
         """Whether the one full stop at _stop_at belongs to the word before it."""
         start = self._stop_at
-        while start > max(self._begin, self._stop_at - LONGEST_WORD) and self._is_of_word(self._buffer[start - 1]):
+        for sign in reversed(self._buffer[max(self._begin, start - LONGEST_WORD) : start]):
+            if sign != "." and (not sign.isalnum() or is_wide(sign)):
+                break
             start -= 1
         word = self._buffer[start : self._stop_at].lower()
         if word.isdigit():
@@ -251,7 +253,3 @@ class TextSplitter:
             return start == self._begin or self._best.get(Border.SENTENCE) == start - 1
         initials = all(len(part) == 1 and part.isalpha() for part in word.split("."))
         return word in ABBREVIATIONS or initials or (word in BEFORE_NUMBERS and following.isdigit())
-
-    @staticmethod
-    def _is_of_word(character: str) -> bool:
-        return (character.isalnum() and not is_wide(character)) or character == "."

@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 import re
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from service.api.structured.grammar_worker import Tried, TryGrammar
 from service.api.structured.schema_form import Unfit, as_grammar, schema_form, shown
 from service.confined.channel import WorkerChannel
 from service.confined.workers import FairSemaphore, Program, WorkerLimits, WorkerLost, WorkerPool
+from service.voices import LruCache
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class GrammarChecks:
         self.workers = WorkerPool(PROCESSES, GRAMMAR_LIMITS, PROGRAM)
         self._making, self._trying = FairSemaphore(MAKING), FairSemaphore(PROCESSES, EACH)
         self._makers = ThreadPoolExecutor(MAKING, thread_name_prefix="grammars")
-        self._results: OrderedDict[bytes, Tried] = OrderedDict()
+        self._results = LruCache[bytes, Tried](_MOST_REMEMBERED)
         """Results for the grammars that were tried lately, by hash."""
 
     async def checked(self, make: Callable[[], str], field: str, client: str = "") -> str:
@@ -139,8 +139,14 @@ class GrammarChecks:
 
     async def tried(self, make: Callable[[], str], field: str, client: str) -> tuple[str, Tried]:
         """(the grammar that `make` returns, how it fared). ApiError as `checked` for one that could not be tried."""
+
+        def bounded() -> str:
+            grammar = make()
+            check_size(len(grammar.encode(errors="replace")))
+            return grammar
+
         try:
-            grammar = await self.made(lambda: self._bounded(make), client)
+            grammar = await self.made(bounded, client)
             return grammar, await self._result(grammar, client)
         except (msgspec.DecodeError, RecursionError):
             raise invalid(field, "not the text of a JSON object") from None
@@ -153,12 +159,6 @@ class GrammarChecks:
         async with _in_time(), self._making.acquire(client):
             return await asyncio.get_running_loop().run_in_executor(self._makers, make)
 
-    def _bounded(self, make: Callable[[], str]) -> str:
-        """The grammar that `make` returns. Unfit if it is too large."""
-        grammar = make()
-        check_size(len(grammar.encode(errors="replace")))
-        return grammar
-
     def is_slow(self, grammar: str) -> bool:
         """Whether trying it took long, as building it will; False if that is not known any more."""
         tried = self._results.get(_digest(grammar))
@@ -166,12 +166,10 @@ class GrammarChecks:
 
     async def _result(self, grammar: str, client: str) -> Tried:
         key = _digest(grammar)
-        if key not in self._results:
-            self._results[key] = await self._tried(grammar, client)
-            if len(self._results) > _MOST_REMEMBERED:
-                self._results.popitem(last=False)
-        self._results.move_to_end(key)
-        return self._results[key]
+        if (tried := self._results.get(key)) is None:
+            tried = await self._tried(grammar, client)
+            self._results.put(key, tried)
+        return tried
 
     async def _tried(self, grammar: str, client: str) -> Tried:
         """Unfit for a grammar that ends the process. This result is not kept, since the machine may have been busy."""

@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -22,9 +22,6 @@ import numpy as np
 from service.cli.bench.traffic import Assignment, Connection, Record, converse, payload, peer_of, questions
 
 READY = b"ready\n"
-
-Talk = tuple[bytes, list[str]]
-"""The body of a request, and the questions that follow its answer."""
 
 
 async def run(assignment: Assignment, barrier: Callable[[], bytes], report: Callable[[Record], None]) -> None:
@@ -39,57 +36,35 @@ async def run(assignment: Assignment, barrier: Callable[[], bytes], report: Call
     barrier()
     await asyncio.gather(*(connection.warm_up() for connection in idle))
     begin = float(barrier())
-    await asyncio.sleep(max(0.0, begin - time.time()))
-    if assignment.offsets:
-        await _open_loop(assignment, talks, idle, connect, begin, report)
-    else:
-        await _closed_loop(assignment, talks, idle, begin, report)
-    for connection in idle:
-        connection.close()
+    end = begin + assignment.until if assignment.until else math.inf
+    waiting = iter(talks)
 
-
-async def _open_loop(
-    assignment: Assignment,
-    talks: Sequence[Talk],
-    idle: list[Connection],
-    connect: Callable[[], Connection],
-    begin: float,
-    report: Callable[[Record], None],
-) -> None:
-    """Sends each request at its own time, over a further connection when all are in use."""
-
-    async def at(offset: float, talk: Talk) -> None:
+    async def at(offset: float, talk: tuple[bytes, list[str]]) -> None:
+        """Send a request at its own time, over a further connection when all are in use."""
         await asyncio.sleep(max(0.0, begin + offset - time.time()))
         connection = idle.pop() if idle else connect()
-        async for record in converse(connection, assignment.load, *talk):
+        async for record in converse(connection, load, *talk):
             if record.turn == 1:
                 record.delay = record.start - begin - offset
             report(record)
         idle.append(connection)
 
-    await asyncio.gather(*map(at, assignment.offsets, talks))
-
-
-async def _closed_loop(
-    assignment: Assignment,
-    talks: Sequence[Talk],
-    idle: Sequence[Connection],
-    begin: float,
-    report: Callable[[Record], None],
-) -> None:
-    """Sends a request over each connection as soon as the one before it has been answered."""
-    await asyncio.sleep(assignment.after)
-    end = begin + assignment.until if assignment.until else math.inf
-    waiting = iter(talks)
-
     async def lane(connection: Connection) -> None:
+        """Send a request as soon as the one before it has been answered."""
         for talk in waiting:
             if time.time() >= end:
                 return
-            async for record in converse(connection, assignment.load, *talk):
+            async for record in converse(connection, load, *talk):
                 report(record)
 
-    await asyncio.gather(*map(lane, idle))
+    await asyncio.sleep(max(0.0, begin - time.time()))
+    if assignment.offsets:
+        await asyncio.gather(*map(at, assignment.offsets, talks))
+    else:
+        await asyncio.sleep(assignment.after)
+        await asyncio.gather(*map(lane, idle))
+    for connection in idle:
+        connection.close()
 
 
 def _read() -> bytes:
@@ -106,14 +81,13 @@ def _write(line: bytes) -> None:
         os._exit(1)  # the parent has ended, and nobody is left to be told
 
 
-def _barrier() -> bytes:
-    _write(READY)
-    return _read()
-
-
 def main() -> None:
+    def barrier() -> bytes:
+        _write(READY)
+        return _read()
+
     assignment = msgspec.json.decode(_read(), type=Assignment)
-    asyncio.run(run(assignment, _barrier, lambda record: _write(msgspec.json.encode(record) + b"\n")))
+    asyncio.run(run(assignment, barrier, lambda record: _write(msgspec.json.encode(record) + b"\n")))
 
 
 if __name__ == "__main__":

@@ -23,21 +23,10 @@ from rich.table import Column, Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from service.cli import commands
 from service.cli.bench.report import SEEDS, write_report
 from service.cli.bench.run import cached_prompts, run_load, summary
 from service.cli.bench.traffic import AnyLoad, ChatLoad, Load, Record, SpeechLoad
-from service.cli.commands import (
-    DEFAULT_URL,
-    ApiClient,
-    Key,
-    Model,
-    ServerError,
-    Url,
-    check_writable,
-    connect,
-    counted,
-    key_for,
-)
 
 LATE_SECONDS = 0.05
 REPORT = "reprise-report"
@@ -74,7 +63,7 @@ def report(
         ),
     ] = None,
     url: Annotated[str, typer.Option(help="Server to report on; default: one that is started.")] = "",
-    key: Key = "",
+    key: commands.Key = "",
     model: Annotated[str, typer.Option(help="Served name at --url; or what to start: a hub id or directory.")] = "",
     minutes: Annotated[float, typer.Option(min=0.01, help="Longest time of a report, without a download.")] = 5.0,
 ) -> None:
@@ -86,11 +75,9 @@ def report(
 
 @dataclass(frozen=True)
 class Options:
-    """Options of every load."""
-
-    url: Url = DEFAULT_URL
-    key: Key = ""
-    model: Model = ""
+    url: commands.Url = commands.DEFAULT_URL
+    key: commands.Key = ""
+    model: commands.Model = ""
     requests: Annotated[int, typer.Option(min=1, help="Number of requests to measure.")] = 32
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Closed loop: number of open requests; 4 unless --rate is given.")
@@ -113,7 +100,7 @@ class Options:
         if self.rate is not None and self.concurrency is not None:
             raise typer.BadParameter("a closed loop (--concurrency) and an open one (--rate) exclude each other")
 
-    def load(self, client: ApiClient, kind: Literal["chat", "speech"]) -> dict[str, Any]:
+    def load(self, client: commands.ApiClient, kind: Literal["chat", "speech"]) -> dict[str, Any]:
         """The fields of Load, against the server of `client`."""
         return {
             "url": client.url,
@@ -123,7 +110,7 @@ class Options:
             "concurrency": 0 if self.rate is not None else self.concurrency or 4,
             "rate": self.rate or 0.0,
             "warmup": self.warmup,
-            "api_key": key_for(client.url, self.key),
+            "api_key": commands.key_for(client.url, self.key),
             "timeout": self.timeout,
         }
 
@@ -152,8 +139,8 @@ def register(name: Literal["chat", "speech"], kind: type[AnyLoad], summary: str)
             raise typer.BadParameter("a system prompt (--system-tokens) and none (--no-system) exclude each other")
         if given.get("json_schema"):
             given["json_schema"] = _schema_in(given["json_schema"])
-        check_writable(options.out)
-        with connect(options.url, options.key) as client:
+        commands.check_writable(options.out)
+        with commands.connect(options.url, options.key) as client:
             load = msgspec.convert(options.load(client, name) | given, kind)
             _measure(load, options.processes, options.out)
 
@@ -186,11 +173,13 @@ def _measure(load: AnyLoad, processes: int, out: Path | None) -> None:
     console.print(results_table(load, result, records))
     if not result["succeeded"]:
         words = next((record.message for record in records if record.message), "")
-        raise ServerError(f"no request succeeded ({_failures(records)}). {words}".rstrip())
+        raise commands.ServerError(f"no request succeeded ({_failures(records)}). {words}".rstrip())
     if result.get("delay", {}).get("p99", 0.0) > LATE_SECONDS:
         console.print("The clients sent requests late: raise --processes.", style="yellow")
     if cached := cached_prompts(load, records):
-        what = f"The server had {counted(cached, 'prompt')} of this run in its cache, so the times are too good"
+        what = (
+            f"The server had {commands.counted(cached, 'prompt')} of this run in its cache, so the times are too good"
+        )
         console.print(f"{what}: run it with another --seed.", style="yellow")
 
 
@@ -200,9 +189,9 @@ def _progress(load: AnyLoad) -> Iterator[Callable[[Record], None]]:
     console = Console(stderr=True)
     how = f"{load.rate:g} a second" if load.rate else f"{load.concurrency} at a time"
     turns = load.turns if isinstance(load, ChatLoad) else 1
-    many = counted(load.requests, "request")
+    many = commands.counted(load.requests, "request")
     if turns > 1:
-        many = f"{counted(load.requests, 'conversation')} of {turns} turns"
+        many = f"{commands.counted(load.requests, 'conversation')} of {turns} turns"
     typer.echo(f"{load.model}: {many}, {how}, seed {load.seed}", err=True)
     if not console.is_terminal:
         yield lambda record: None
@@ -243,7 +232,9 @@ def results_table(load: AnyLoad, result: dict[str, Any], records: Sequence[Recor
         rate = f"{result['audio_seconds_per_second']:.2f}" if known else "known only as pcm or with --seconds"
         counts.add_row("audio s/s", rate)
         if load.response_format == "pcm" and "streams_with_underrun" in result:
-            silence = f"{result['underrun_seconds']:.2f} s in {counted(result['streams_with_underrun'], 'stream')}"
+            silence = (
+                f"{result['underrun_seconds']:.2f} s in {commands.counted(result['streams_with_underrun'], 'stream')}"
+            )
             counts.add_row("underruns", silence)
         quantiles("time to first audio (ms)", result["first"])
         quantiles("between chunks (ms)", result["gap"])

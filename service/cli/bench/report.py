@@ -278,7 +278,6 @@ def _in_file(pattern: str, file: str) -> str:
 
 
 def page_of(report: Mapping[str, Any]) -> str:
-    """The report as Markdown."""
     device, versions = report["device"], ", ".join(map(" ".join, report["versions"].items()))
     rate, reason = report.get("bytes_per_second"), report.get("no_roofline")
     speed = f"{rate / 1e9:,.0f} GB/s, of a copy within the memory" if rate else "the speed of the memory"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
+import asyncio
 import time
+from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,14 +21,14 @@ from service.system.children import python_command, python_environment
 CLIENT = python_command("service.cli.bench.client")
 LEAD_SECONDS = 0.3
 """Seconds of head start, to tell every client the start time."""
+LONGEST_LINE = 1 << 26
+"""Bytes of a record, which has the gaps of its whole answer."""
 _REASONS = 5
-"""Number of reasons for failures in a summary, the most frequent ones."""
 _TEMPLATE_TOKENS = 64
 """More tokens than a chat template writes before what a request brings."""
 QUANTILES = (10, 25, 50, 75, 90, 95, 99)
 
 Report = Callable[[Record], None]
-T = TypeVar("T")
 
 
 class BenchError(Exception):
@@ -48,7 +48,7 @@ class Clients:
 
 def run_load(load: AnyLoad, *, processes: int = 1, report: Report = lambda record: None) -> list[Record]:
     """Every process prepares its requests, then all begin together. report: called with each measured record as it
-    arrives, in threads. Raises BenchError.
+    arrives. Raises BenchError.
     """
     (records,) = run_together(Clients(load, processes), report=report)
     return records
@@ -59,7 +59,7 @@ def run_together(*clients: Clients, report: Report = lambda record: None) -> lis
     for each in clients:
         warm_up(each.load)
     shares = [_assignments(each) for each in clients]
-    records = iter(_run([assignment for share in shares for assignment in share], report))
+    records = iter(asyncio.run(_run([assignment for share in shares for assignment in share], report)))
     by_load = ((record for _ in share for record in next(records)) for share in shares)
     return [sorted(each, key=lambda record: record.start) for each in by_load]
 
@@ -67,7 +67,7 @@ def run_together(*clients: Clients, report: Report = lambda record: None) -> lis
 def warm_up(load: AnyLoad) -> None:
     if load.warmup:
         warm = msgspec.structs.replace(load, requests=load.warmup, concurrency=1, rate=0.0, warmup=0)
-        _run([Assignment(warm, load.seed + 1_000_003, 1, load.warmup)], lambda record: None)
+        asyncio.run(_run([Assignment(warm, load.seed + 1_000_003, 1, load.warmup)], lambda record: None))
 
 
 def _assignments(clients: Clients) -> list[Assignment]:
@@ -75,10 +75,12 @@ def _assignments(clients: Clients) -> list[Assignment]:
     requests, those with fewer lanes would end last, and alone."""
     load = clients.load
     processes = max(1, min(clients.processes, load.requests, load.concurrency or load.requests))
-    arrivals = _poisson_arrivals(load) if load.rate else None
+    arrivals: list[float] = []
+    if load.rate:  # seconds after the beginning, of a Poisson process
+        arrivals = np.random.default_rng(load.seed).exponential(1 / load.rate, load.requests).cumsum().tolist()
     assignments = []
     for index in range(processes):
-        offsets = tuple(float(t) for t in arrivals[index::processes]) if arrivals is not None else ()
+        offsets = tuple(arrivals[index::processes])
         lanes = range(index, load.concurrency, processes)
         count = len(offsets) if load.rate else sum(len(range(lane, load.requests, load.concurrency)) for lane in lanes)
         seed = load.seed * 1009 + index
@@ -86,78 +88,60 @@ def _assignments(clients: Clients) -> list[Assignment]:
     return assignments
 
 
-def _poisson_arrivals(load: AnyLoad) -> np.ndarray:
-    """Seconds after the beginning, [requests]."""
-    return np.cumsum(np.random.default_rng(load.seed).exponential(1 / load.rate, load.requests))
-
-
-def _run(assignments: Sequence[Assignment], report: Report) -> list[list[Record]]:
+async def _run(assignments: Sequence[Assignment], report: Report) -> list[list[Record]]:
     """Runs each share in its own process, all from the same moment on; returns the records of each. A failure ends the
     others."""
-    with ThreadPoolExecutor(len(assignments)) as pool, ExitStack() as stack:
-        clients = [stack.enter_context(_Client()) for _ in assignments]
-
-        def each(step: Callable[[_Client], T]) -> list[T]:
-            return [done.result() for done in as_completed([pool.submit(step, client) for client in clients])]
-
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(_client()) for _ in assignments]
         for client, assignment in zip(clients, assignments, strict=True):
-            client.tell(msgspec.json.encode(assignment))
-        each(_Client.wait_ready)
+            _tell(client, msgspec.json.encode(assignment))
+        await asyncio.gather(*map(_ready, clients))
         for client in clients:
-            client.tell(b"warm up")
-        each(_Client.wait_ready)
+            _tell(client, b"warm up")
+        await asyncio.gather(*map(_ready, clients))
         begin = time.time() + LEAD_SECONDS
         for client in clients:
-            client.tell(str(begin).encode())
-        shares = dict(each(lambda client: (client, client.records(report))))
-        return [shares[client] for client in clients]
+            _tell(client, str(begin).encode())
+        return await asyncio.gather(*(_records(client, report) for client in clients))
 
 
-class _Client:
+@asynccontextmanager
+async def _client() -> AsyncIterator[Process]:
     """A client process (service/cli/bench/client.py), killed at the end of the context if it has not ended."""
+    # In its own process group: Ctrl-C in a terminal goes to this process, which kills the client without noise.
+    client = await asyncio.create_subprocess_exec(
+        *CLIENT, env=python_environment(), stdin=PIPE, stdout=PIPE, limit=LONGEST_LINE, process_group=0
+    )
+    try:
+        yield client
+    finally:
+        with suppress(ProcessLookupError):
+            client.kill()
+        await client.wait()
 
-    def __init__(self) -> None:
-        # In its own process group: Ctrl-C in a terminal goes to this process, which kills the client without noise.
-        self._process = subprocess.Popen(
-            CLIENT, env=python_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
 
-    def __enter__(self) -> _Client:
-        return self
+def _tell(client: Process, line: bytes) -> None:
+    assert client.stdin is not None
+    client.stdin.write(line + b"\n")
 
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._stdout.close()
-        with suppress(BrokenPipeError):  # the client did not read what it was sent
-            self._stdin.close()
 
-    def tell(self, line: bytes) -> None:
-        """Sends a line; a dead client is detected by the next read."""
-        with suppress(BrokenPipeError):
-            self._stdin.write(line + b"\n")
-            self._stdin.flush()
+async def _ready(client: Process) -> None:
+    assert client.stdout is not None
+    if not (line := await client.stdout.readline()):
+        raise BenchError(f"a load client ended with status {await client.wait()}")
+    assert line == READY, line
 
-    def wait_ready(self) -> None:
-        line = self._stdout.readline()
-        if not line:
-            raise self._failure()
-        assert line == READY, line
 
-    def records(self, report: Report) -> list[Record]:
-        """Records until the end of the process, each reported as it arrives."""
-        records = []
-        for line in self._stdout:
-            records.append(msgspec.json.decode(line, type=Record))
-            report(records[-1])
-        if self._process.wait():
-            raise self._failure()
-        return records
-
-    def _failure(self) -> BenchError:
-        return BenchError(f"a load client ended with status {self._process.wait()}")
+async def _records(client: Process, report: Report) -> list[Record]:
+    """Records until the end of the process, each reported as it arrives."""
+    assert client.stdout is not None
+    records = []
+    async for line in client.stdout:
+        records.append(msgspec.json.decode(line, type=Record))
+        report(records[-1])
+    if status := await client.wait():
+        raise BenchError(f"a load client ended with status {status}")
+    return records
 
 
 def cached_prompts(load: AnyLoad, records: Iterable[Record]) -> int:

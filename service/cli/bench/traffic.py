@@ -134,7 +134,6 @@ WORDS = tuple(Path(__file__).with_name("english.words").read_text("utf-8").split
 
 
 def text(rng: np.random.Generator, count: int) -> str:
-    """`count` words drawn from `rng`."""
     return " ".join(rng.choice(WORDS, count))
 
 
@@ -229,7 +228,6 @@ class Connection:
         return event
 
     async def body(self) -> AsyncGenerator[bytes]:
-        """The body of the current answer, in chunks as they arrive."""
         try:
             while isinstance(event := await self._next(), h11.Data):
                 yield bytes(event.data)
@@ -302,13 +300,10 @@ async def converse(
         if record.error:
             return
         if turn < len(questions):
-            body = _continued(body, "".join(said), questions[turn])
-
-
-def _continued(body: bytes, answer: str, question: str) -> bytes:
-    asked = msgspec.json.decode(body)
-    asked["messages"] += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
-    return msgspec.json.encode(asked)
+            asked = msgspec.json.decode(body)
+            asked["messages"].append({"role": "assistant", "content": "".join(said)})
+            asked["messages"].append({"role": "user", "content": questions[turn]})
+            body = msgspec.json.encode(asked)
 
 
 async def _send(connection: Connection, load: AnyLoad, body: bytes, said: list[str]) -> Record:
@@ -392,7 +387,7 @@ async def _time_chat(connection: Connection, record: Record, begin: float, said:
             record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         choice = event["choices"][0] if event.get("choices") else None
         # The event with the finish reason follows the last output at once: this is not a gap between tokens.
-        output = _output(choice["delta"]) if choice else ""
+        output = (choice["delta"].get("content") or choice["delta"].get("reasoning_content") or "") if choice else ""
         if output or (choice and choice["finish_reason"] and not record.first):
             said.append(output)
             now = time.perf_counter()
@@ -421,10 +416,6 @@ async def _refused(connection: Connection, record: Record) -> None:
         record.message = msgspec.json.decode(said)["error"]["message"]
     except (msgspec.DecodeError, KeyError, TypeError):
         record.message = said.decode(errors="replace")[:200]
-
-
-def _output(delta: dict[str, Any]) -> str:
-    return delta.get("content") or delta.get("reasoning_content") or ""
 
 
 def _speech_payload(load: SpeechLoad, rng: np.random.Generator) -> dict[str, Any]:

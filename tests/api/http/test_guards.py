@@ -281,3 +281,12 @@ def test_keys_guard_by_themselves(locked: RunningServer) -> None:
         assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 421
         headers["host"] = "app.example"
         assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
+
+
+def test_a_page_can_read_an_error_that_nobody_expected(
+    open_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_server.context, "catalog", None)
+    failed = httpx.get(f"{open_server.url}/v1/models", headers={"origin": "http://page.example"})
+    assert failed.status_code == 500 and failed.json()["error"]["code"] == "internal_error"
+    assert failed.headers["access-control-allow-origin"] == "http://page.example" and failed.headers["x-request-id"]

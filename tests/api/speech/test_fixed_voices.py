@@ -180,7 +180,7 @@ def making(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
         made.append((model.name, name, description))
         return np.zeros((1, 1, 1), np.float32)
 
-    monkeypatch.setattr(voices_at_start, "named_reference", named_reference)
+    monkeypatch.setattr(voices_at_start.speaker, "named_reference", named_reference)
     return made
 
 
@@ -217,14 +217,14 @@ def test_which_are_made_for_each_speech_model_is_a_setting(
 def test_what_cannot_be_made_is_left_to_requests_and_the_others_are_made(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, making: list[Any]
 ) -> None:
-    made = voices_at_start.named_reference
+    made = voices_at_start.speaker.named_reference
 
     async def fails_at_first(context: Any, model: Any, name: str, description: str) -> np.ndarray:
         if name == DEFAULT_VOICE:
             raise error
         return await made(context, model, name, description)
 
-    monkeypatch.setattr(voices_at_start, "named_reference", fails_at_first)
+    monkeypatch.setattr(voices_at_start.speaker, "named_reference", fails_at_first)
     with talking(fixed_voices="at_start"):
         wait(lambda: len(making) == 2 * len(OPENAI_VOICES), GENEROUS, "the others are made")
     for model in ("talker", "talker-1"):

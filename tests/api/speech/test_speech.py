@@ -125,7 +125,7 @@ def test_a_clip_that_is_fetched_counts_until_it_is_decoded(
         counted.append(admission.pending_bytes >= len(data))
         return data
 
-    monkeypatch.setattr(speaking.context.media._fetcher, "fetch", fetch)
+    monkeypatch.setattr(speaking.context.media.fetcher, "fetch", fetch)
     url = "https://example.org/a.wav"
     answer = speak(http, ref_audio=url, prompt_audio=url, prompt_text="A tone.")
     assert answer.status_code == 200, answer.text
