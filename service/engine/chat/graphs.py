@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -18,7 +19,6 @@ from service.engine.chat.inputs import count_pairs, required_prefill
 from service.engine.chat.sequence import Chunk
 from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import (
-    CachedPrefillStep,
     DecodeStep,
     GuidedLayersStep,
     GuidedSampleStep,
@@ -191,29 +191,31 @@ class ChatGraphs:
         if decoder.drafter is not None:
             drafting = Drafting(decoder, state, caches, sizes.page_size, sizes.vocab_limit)
         samplings = {full: Sampling(decoder, state, sizes.vocab_limit, full, drafting) for full in (False, True)}
-        self.decode = {
-            full: self._row_runner("decode", DecodeStep(layers, sampling), decode_buckets, full=full)
-            for full, sampling in samplings.items()
-        }
+
+        def by_sampling(
+            kind: str, step: Callable[[Sampling], Capturable], buckets: list[Bucket], *, guided: bool = False
+        ) -> dict[bool, GraphRunner]:
+            return {
+                full: self._row_runner(kind, step(sampling), buckets, full=full, guided=guided)
+                for full, sampling in samplings.items()
+            }
+
         verify_buckets: list[Bucket] = [
             {**b, "drafts": sizes.drafts} for b in decode_buckets if sizes.drafts and b["rows"] <= MAX_ROWS
         ]
-        self.verify = {
-            full: self._row_runner("verify", VerifyStep(layers, sampling), verify_buckets, full=full)
-            for full, sampling in samplings.items()
-        }
-        self.sample = {
-            full: self._row_runner("sample", SampleStep(sampling, hidden_size, dtype), sample_buckets, full=full)
-            for full, sampling in samplings.items()
-        }
+        self.decode = by_sampling("decode", partial(DecodeStep, layers), decode_buckets)
+        self.verify = by_sampling("verify", partial(VerifyStep, layers), verify_buckets)
+        self.sample = by_sampling("sample", lambda s: SampleStep(s, hidden_size, dtype), sample_buckets)
         self.layers = self._row_runner("guided_layers", GuidedLayersStep(layers, held), decode_buckets, guided=True)
-        self.guided_sample = {
-            full: self._row_runner(
-                "guided_sample", GuidedSampleStep(state, sampling, held), sample_buckets, full=full, guided=True
-            )
-            for full, sampling in samplings.items()
-        }
-        self.prefill, self.cached_prefill = self._prefill_runners()
+        self.guided_sample = by_sampling(
+            "guided_sample", lambda s: GuidedSampleStep(state, s, held), sample_buckets, guided=True
+        )
+        budget, device = config.max_step_tokens, context.device.type
+        fresh = token_buckets(PREFILL_TOKENS[device], budget)
+        cached = token_buckets(CACHED_PREFILL_TOKENS[device], budget, whole=device == "cuda")
+        rooms = {size: min(config.slots, max(PREFILL_SEQUENCES, size // _TOKENS_PER_SEQUENCE)) for size in cached}
+        self.prefill = self._prefill_runner(dict.fromkeys(fresh, PREFILL_SEQUENCES), cached=False)
+        self.cached_prefill = self._prefill_runner(rooms | dict.fromkeys(cached[-1:], config.slots), cached=True)
 
     @property
     def runners(self) -> list[GraphRunner]:
@@ -222,27 +224,10 @@ class ChatGraphs:
         rows = (*self.decode.values(), *self.verify.values(), *self.sample.values())
         return [*rows, self.prefill, self.cached_prefill, *guided]
 
-    def _prefill_runners(self) -> tuple[GraphRunner, GraphRunner]:
-        """Runners for chunks without cached context, and for any chunks."""
-        context, kind = self._context, self._context.device.type
-        shape = (self._sizes.page_size, self._sizes.hidden_size, context.dtype)
-        budget, sequences = context.config.max_step_tokens, context.config.slots
-        fresh = token_buckets(PREFILL_TOKENS[kind], budget)
-        cached = token_buckets(CACHED_PREFILL_TOKENS[kind], budget, whole=kind == "cuda")
-        rooms = {size: min(sequences, max(PREFILL_SEQUENCES, size // _TOKENS_PER_SEQUENCE)) for size in cached}
-        return (
-            self._chunk_runner(
-                PrefillStep(self._decoder, self.caches, *shape, self.state.states),
-                dict.fromkeys(fresh, PREFILL_SEQUENCES),
-            ),
-            self._chunk_runner(
-                CachedPrefillStep(self._decoder, self.state, self.caches, *shape),
-                rooms | dict.fromkeys(cached[-1:], sequences),
-            ),
-        )
-
-    def _chunk_runner(self, step: PrefillStep | CachedPrefillStep, sequences: Mapping[int, int]) -> GraphRunner:
+    def _prefill_runner(self, sequences: Mapping[int, int], *, cached: bool) -> GraphRunner:
         """sequences: by tokens."""
+        page_size, hidden_size, dtype = self._sizes.page_size, self._sizes.hidden_size, self._context.dtype
+        step = PrefillStep(self._decoder, self.state, self.caches, page_size, hidden_size, dtype, cached)
         bucket_list, before_ready = chunk_buckets(sequences, self._decoder.feature_levels)
         return self._runner(step.name, step, bucket_list, before_ready)
 
@@ -254,13 +239,7 @@ class ChatGraphs:
         return [{"rows": count, "pages": pages} for count in rows for pages in widths]
 
     def _row_runner(
-        self,
-        kind: str,
-        step: DecodeStep | VerifyStep | GuidedLayersStep | SampleStep | GuidedSampleStep,
-        bucket_list: list[Bucket],
-        *,
-        full: bool = False,
-        guided: bool = False,
+        self, kind: str, step: Capturable, bucket_list: list[Bucket], *, full: bool = False, guided: bool = False
     ) -> GraphRunner:
         """A runner of steps by rows. Before readiness it captures every size for plain sampling, but only powers of two
         and the largest size for penalties and filters. The graphs for guided rows are captured while the engine idles,

@@ -15,7 +15,7 @@ STATE_BUFFERS = ("state_read", "state_write", "snapshot_rows", "snapshot_ends")
 
 
 def required_prefill(chunks: tuple[Chunk, ...], feature_levels: int) -> Bucket:
-    """The smallest bucket that holds the chunks, for PrefillStep and CachedPrefillStep (service.engine.chat.steps)."""
+    """The smallest bucket that holds the chunks, for PrefillStep (service.engine.chat.steps)."""
     required = {"tokens": sum(chunk.length for chunk in chunks), "sequences": len(chunks)}
     if not feature_levels:
         return required

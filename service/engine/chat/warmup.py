@@ -18,10 +18,10 @@ from service.engine.chat.inputs import STATE_BUFFERS, cu_seqlens
 from service.engine.chat.pacing import chunk_tokens
 from service.engine.chat.slot_state import SlotState, allocate_pending, allocate_states, row_bytes
 from service.engine.chat.steps import (
-    CachedPrefillStep,
     DecodeStep,
     GuidedSampleStep,
     LayersStep,
+    PrefillStep,
     Sampling,
     VerifyStep,
     chunk_states,
@@ -71,7 +71,7 @@ class ScratchRuns:
             decode = max(
                 decode, self._peak_of(verify, {"rows": rows, "pages": sizes.max_pages, "drafts": sizes.drafts})
             )
-        cached = CachedPrefillStep(self._decoder, state, caches, sizes.page_size, sizes.hidden_size, dtype)
+        cached = PrefillStep(self._decoder, state, caches, sizes.page_size, sizes.hidden_size, dtype, cached=True)
         # Fewer tokens may take more memory: the kernel splits their keys and keeps partial results (paged_prefill).
         for size in powers_of_two(tokens):
             prefill = max(prefill, self._peak_of(cached, {"tokens": size, "sequences": config.slots}))
