@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from models.interfaces.capturable import Bucket, Plan
-from models.layers.kv_cache import PagedBatch
 from models.protocol import ChatModel
 from service.engine.chat.graphs import ChatGraphs, PrefillChoice, PrefillRoutes, StepSizes
 from service.engine.chat.guided.guidance import MaskJob, MaskTable
@@ -29,7 +28,7 @@ from service.engine.chat.pacing import Pacing
 from service.engine.chat.sampler import log_probabilities
 from service.engine.chat.sequence import BlockAllocation, ChatSequence, Chunk, SamplerNeeds, Step
 from service.engine.chat.slot_state import SlotState, allocate_pending, allocate_states
-from service.engine.chat.steps import chunk_states, decode_rows, run_chunks, with_features
+from service.engine.chat.steps import packed_rows, run_chunks, with_features
 from service.engine.chat.warmup import ScratchRuns
 from service.engine.core.faults import RepeatableLaunchError, launch_errors, with_second_try
 from service.engine.core.pages import pages_for
@@ -292,48 +291,22 @@ class ChatRunner:
                 arrays |= history_arrays([chunk.sequence for chunk in ends])
         sent = upload_arrays(arrays, self._context.device)
         self._state.block_tables.index_copy_(0, sent["chunk_slots"], sent["block_tables"])
-        tokens, positions, slot_mapping, tables, seq_lens = self._packed_rows(step, sent)
+        tokens, positions, batch = packed_rows(
+            sent, self._state, self._caches, self._table_width(step), sizes.page_size
+        )
         hidden = self._decoder.embed(tokens)
         if "media_rows" in sent:
             media = self._media(step.chunks, embeds).to(hidden.dtype)
             hidden = with_features(hidden, media.shape[1]).index_copy(0, sent["media_rows"], media)
         if prefill is not None:
-            hidden = self._replay_prefill(prefill, step.chunks, arrays, hidden, positions, slot_mapping)
+            hidden = self._replay_prefill(prefill, step.chunks, arrays, hidden, positions, batch.slot_mapping)
         else:
-            batch = PagedBatch(
-                caches=self._caches,
-                page_size=sizes.page_size,
-                slot_mapping=slot_mapping,
-                num_decode_rows=len(step.slots),
-                block_tables=tables,
-                seq_lens=seq_lens,
-                cu_seqlens_q=sent["cu_seqlens_q"],
-                cu_seqlens_k=sent["cu_seqlens_k"],
-                context_slots=sent.get("context_slots"),
-                states=chunk_states(sent, self._state.states),
-            )
             hidden = run_chunks(self._decoder, hidden, positions, batch, sent)
         if ends:
             self._admit(sent)  # After the launch of the pass, which a GPU then runs meanwhile.
         marks = sent.get("mark_rows")
         classes = None if marks is None else self._decoder.logits(hidden[marks]).argmax(dim=1)
         return hidden[sent["sampled_rows"]], classes
-
-    def _packed_rows(
-        self, step: Step, sent: Mapping[str, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Tokens int64 [n], positions int64 [axes, n] and slot mapping int64 [n] of decode rows and chunks, then block
-        tables and lengths of the decode rows, if there are any."""
-        tokens, positions, slot_mapping = sent["tokens"], sent["positions"], sent["slot_mapping"]
-        if not len(step.slots):
-            return tokens, positions, slot_mapping, None, None
-        decode_tokens, decode_positions, decode_slot_mapping, tables, seq_lens = decode_rows(
-            sent["slots"], self._state, self._table_width(step), self._sizes.page_size
-        )
-        tokens = torch.cat((decode_tokens, tokens))
-        positions = torch.cat((decode_positions.expand(positions.shape[0], -1), positions), dim=1)
-        slot_mapping = torch.cat((decode_slot_mapping, slot_mapping))
-        return tokens, positions, slot_mapping, tables, seq_lens
 
     def _replay_prefill(
         self,

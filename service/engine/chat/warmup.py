@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from models.interfaces.capturable import Bucket, Capturable, Plan
-from models.layers.kv_cache import PagedBatch
 from models.protocol import Decoder
 from service.engine.chat.drafts import MAX_ROWS
 from service.engine.chat.graphs import ChatGraphs, StepSizes
@@ -24,8 +23,7 @@ from service.engine.chat.steps import (
     PrefillStep,
     Sampling,
     VerifyStep,
-    chunk_states,
-    decode_rows,
+    packed_rows,
     run_chunks,
     with_features,
 )
@@ -152,9 +150,13 @@ class ScratchRuns:
     ) -> None:
         """The decoder over prompts of these lengths, each after `cached` keys, together with `rows` decode rows."""
         sizes, counts = self._sizes, np.array(lengths)
-        tokens = rows + int(counts.sum())
+        tokens = int(counts.sum())
+        zeros = np.zeros(tokens, dtype=np.int64)
         arrays = {
-            "slot_mapping": np.zeros(tokens, dtype=np.int64),
+            "tokens": zeros,
+            "next_tokens": zeros,
+            "positions": np.zeros((self._decoder.position_axes, tokens), dtype=np.int64),
+            "slot_mapping": zeros,
             "cu_seqlens_q": cu_seqlens(counts),
             "cu_seqlens_k": cu_seqlens(counts + cached),
             "slots": np.zeros(rows, dtype=np.int64),
@@ -164,23 +166,6 @@ class ScratchRuns:
         if cached:
             arrays["context_slots"] = np.zeros(int((counts + cached).sum()), dtype=np.int64)
         sent = upload_arrays(arrays, self._context.device)
-        tables = seq_lens = None
-        if rows:
-            *_, tables, seq_lens = decode_rows(sent["slots"], state, sizes.max_pages, sizes.page_size)
-        batch = PagedBatch(
-            caches=caches,
-            page_size=sizes.page_size,
-            slot_mapping=sent["slot_mapping"],
-            num_decode_rows=rows,
-            block_tables=tables,
-            seq_lens=seq_lens,
-            cu_seqlens_q=sent["cu_seqlens_q"],
-            cu_seqlens_k=sent["cu_seqlens_k"],
-            context_slots=sent.get("context_slots"),
-            states=chunk_states(sent, state.states),
-        )
-        zeros = torch.zeros(tokens, dtype=torch.int64, device=self._context.device)
+        ids, positions, batch = packed_rows(sent, state, caches, sizes.max_pages, sizes.page_size)
         width = sizes.hidden_size * (1 + self._decoder.feature_levels)
-        hidden = with_features(self._decoder.embed(zeros), width)
-        positions = zeros.expand(self._decoder.position_axes, -1)
-        run_chunks(self._decoder, hidden, positions, batch, {"next_tokens": zeros})
+        run_chunks(self._decoder, with_features(self._decoder.embed(ids), width), positions, batch, sent)
