@@ -13,7 +13,7 @@ from models.interfaces.capturable import Bucket, Capturable, Plan
 from models.protocol import Decoder
 from service.engine.chat.drafts import MAX_ROWS
 from service.engine.chat.graphs import ChatGraphs, StepSizes
-from service.engine.chat.inputs import STATE_BUFFERS, cu_seqlens
+from service.engine.chat.inputs import STATE_BUFFERS
 from service.engine.chat.pacing import chunk_tokens
 from service.engine.chat.slot_state import SlotState, allocate_pending, allocate_states, row_bytes
 from service.engine.chat.steps import (
@@ -27,6 +27,7 @@ from service.engine.chat.steps import (
     run_chunks,
     with_features,
 )
+from service.engine.core.pages import scratch_chunks
 from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS, MemoryRequirements, WorkerContext
 from service.engine.memory import peak_bytes
 from service.graphs.buckets import powers_of_two
@@ -121,7 +122,7 @@ class ScratchRuns:
             return None
 
         def replay(keys: int) -> float:
-            arrays = {"cu_seqlens": cu_seqlens(np.array([tokens])), "seq_lens": np.array([keys + tokens], np.int32)}
+            arrays = {"cu_seqlens": np.array([0, tokens], np.int32), "seq_lens": np.array([keys + tokens], np.int32)}
             plan = Plan(arrays, {**largest, "sequences": 1}, fills={"cu_seqlens": tokens})
             seconds = runner.replay_seconds(plan)
             assert seconds is not None
@@ -149,22 +150,16 @@ class ScratchRuns:
         rows: int = 0,
     ) -> None:
         """The decoder over prompts of these lengths, each after `cached` keys, together with `rows` decode rows."""
-        sizes, counts = self._sizes, np.array(lengths)
-        tokens = int(counts.sum())
+        sizes, tokens = self._sizes, sum(lengths)
         zeros = np.zeros(tokens, dtype=np.int64)
         arrays = {
             "tokens": zeros,
             "next_tokens": zeros,
             "positions": np.zeros((self._decoder.position_axes, tokens), dtype=np.int64),
-            "slot_mapping": zeros,
-            "cu_seqlens_q": cu_seqlens(counts),
-            "cu_seqlens_k": cu_seqlens(counts + cached),
             "slots": np.zeros(rows, dtype=np.int64),
-        }
+        } | scratch_chunks(lengths, cached, sizes.page_size)
         if state.states:
             arrays |= {name: np.zeros(len(lengths), dtype=np.int64) for name in STATE_BUFFERS}
-        if cached:
-            arrays["context_slots"] = np.zeros(int((counts + cached).sum()), dtype=np.int64)
         sent = upload_arrays(arrays, self._context.device)
         ids, positions, batch = packed_rows(sent, state, caches, sizes.max_pages, sizes.page_size)
         width = sizes.hidden_size * (1 + self._decoder.feature_levels)

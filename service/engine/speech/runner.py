@@ -7,9 +7,9 @@ step's patches are decoded to audio while the next step runs. A decode step take
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -28,7 +28,6 @@ from service.engine.speech.capacity import AdapterFiles
 from service.engine.speech.graphs import SpeechGraphs, make_runner
 from service.engine.speech.in_flight import Launch, Timing
 from service.engine.speech.inputs import (
-    PromptArrays,
     adapter_slot,
     adapter_slots_of,
     block_table_arrays,
@@ -361,30 +360,27 @@ class SpeechRunner:
     ) -> Tensor:
         """The pass over prompt chunks and decode rows -> conditioning [decodes + prompts that end, width], after a
         replay with padding behind. required: to be replayed in a captured prefill of this size; None: eagerly."""
-        arrays = prompt_arrays(chunks, self.page_size, self.model.patch_shape)
-        arrays = replace(arrays, inputs=arrays.inputs | graphs.lora_arrays(adapters))
+        arrays = prompt_arrays(chunks, self.page_size, self.model.patch_shape) | graphs.lora_arrays(adapters)
         if required is None:
             return self.eager_pass(arrays, slots_of(decodes))
         plan = prefill_plan(arrays, slots_of([sequence for _, sequence in chunks]), required)
         return graphs.prefill.run(plan).outputs["conditioning"]
 
-    def eager_pass(self, arrays: PromptArrays, decode_slots: np.ndarray) -> Tensor:
-        """The model's pass over prompt chunks, with a decode row for each of these slots int64 [rows] -> conditioning
-        [rows + prompts that end, width]."""
-        device = upload_arrays(arrays.inputs | arrays.batch | {"decode_slots": decode_slots}, self.device)
+    def eager_pass(self, arrays: Mapping[str, np.ndarray], decode_slots: np.ndarray) -> Tensor:
+        """The model's pass over prompt chunks (prompt_arrays), with a decode row for each of these slots int64 [rows]
+        -> conditioning [rows + prompts that end, width]."""
+        inputs = upload_arrays({**arrays, "decode_slots": decode_slots}, self.device)
         batch = PagedBatch(
-            caches=self.caches,
-            page_size=self.page_size,
-            slot_mapping=device["slot_mapping"],
-            num_decode_rows=0,
-            cu_seqlens_q=device["cu_seqlens_q"],
-            cu_seqlens_k=device["cu_seqlens_k"],
-            context_slots=device.get("context_slots"),
+            self.caches,
+            self.page_size,
+            inputs["slot_mapping"],
+            cu_seqlens_q=inputs["cu_seqlens_q"],
+            cu_seqlens_k=inputs["cu_seqlens_k"],
+            context_slots=inputs.get("context_slots"),
         )
-        inputs = {name: device[name] for name in arrays.inputs}
         bank = self.bank if "lora_slots" in inputs else None
         if len(decode_slots):
-            return self.model.mixed(inputs, batch, self.state, device["decode_slots"], bank)
+            return self.model.mixed(inputs, batch, self.state, inputs["decode_slots"], bank)
         return self.model.prefill(inputs, batch, bank)
 
     def _initialise_slots(

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from models.interfaces.capturable import Bucket, Plan
-from models.protocol import SpeechModel
+from service.engine.core.pages import scratch_chunks
 from service.engine.core.readback import mark, seconds_between
 from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS
 from service.engine.speech.costs import Kind, SpeechCosts
 from service.engine.speech.graphs import SpeechGraphs
-from service.engine.speech.inputs import PromptArrays, prefill_plan, slots_plan
+from service.engine.speech.inputs import prefill_plan, slots_plan
 from service.engine.speech.runner import SpeechRunner
 from service.engine.speech.stream import eager_cost_key, replayed_cost_key
 from service.graphs.buckets import powers_of_two
@@ -47,7 +47,7 @@ def calibrate(runner: SpeechRunner, costs: SpeechCosts, buckets: Sequence[int], 
         costs.observe(kind, 0, size, _timed(runner, partial(scratch_prefill, runner, [length])))
     for captured in runner.prefill.captured:
         kind, size = replayed_cost_key(captured)
-        plan = _full_prompt(runner.model, captured)
+        plan = _full_prompt(runner, captured)
         costs.observe(kind, 0, size, _timed(runner, partial(runner.prefill.run, plan)))
 
 
@@ -110,36 +110,27 @@ def scratch_prefill(
 ) -> Tensor:
     """A prefill of prompts of audio positions only, the costliest, each after `cached` keys, with `decodes`
     decode rows. graphs: those whose inputs it gets; no row has an adapter."""
-    model, sizes = runner.model, np.array(lengths)
-    length = int(sizes.sum())
-    inputs: dict[str, np.ndarray] = {
+    model, length = runner.model, sum(lengths)
+    arrays: dict[str, np.ndarray] = {
         "token_ids": np.zeros(length, dtype=np.int64),
         "positions": np.arange(length) % model.max_positions,
         "patch_index": np.arange(length),
         "patches": np.zeros((length, *model.patch_shape), dtype=np.float32),
-        "last": np.cumsum(sizes) - 1,
+        "last": np.cumsum(lengths) - 1,
     }
+    arrays |= scratch_chunks(lengths, cached, runner.page_size)
     if graphs is not None:
-        inputs |= graphs.lora_arrays(np.full(decodes + length, -1))
-    batch: dict[str, np.ndarray] = {
-        "slot_mapping": np.zeros(length, dtype=np.int64),
-        "cu_seqlens_q": np.cumsum([0, *sizes], dtype=np.int32),
-        "cu_seqlens_k": np.cumsum([0, *(sizes + cached)], dtype=np.int32),
-    }
-    if cached:
-        batch["context_slots"] = np.zeros(int((sizes + cached).sum()), dtype=np.int64)
-    return runner.eager_pass(PromptArrays(inputs, batch), np.zeros(decodes, dtype=np.int64))
+        arrays |= graphs.lora_arrays(np.full(decodes + length, -1))
+    return runner.eager_pass(arrays, np.zeros(decodes, dtype=np.int64))
 
 
 def _rows(rows: int) -> Plan:
     return slots_plan(np.zeros(rows, dtype=np.int64))
 
 
-def _full_prompt(model: SpeechModel, bucket: Bucket) -> Plan:
+def _full_prompt(runner: SpeechRunner, bucket: Bucket) -> Plan:
     """A prompt that fills a captured prefill, as far as the context allows."""
-    tokens, audio = min(bucket["tokens"], model.max_positions), bucket["audio"]
-    cu_seqlens, index = np.array([0, tokens], dtype=np.int32), np.arange(tokens)
-    inputs = {"positions": index, "patch_index": np.where(index < audio, index, -1)}
-    batch: dict[str, np.ndarray] = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
-    batch["slot_mapping"] = np.zeros_like(index)
-    return prefill_plan(PromptArrays(inputs, batch), np.zeros(1, dtype=np.int64), bucket)
+    index = np.arange(min(bucket["tokens"], runner.model.max_positions))
+    arrays = {"positions": index, "patch_index": np.where(index < bucket["audio"], index, -1)}
+    arrays |= scratch_chunks([len(index)], 0, runner.page_size)
+    return prefill_plan(arrays, np.zeros(1, dtype=np.int64), bucket)
