@@ -23,63 +23,6 @@ from service.engine.speech.forecast import Forecast, Policy, Prompts
 from service.engine.speech.stream import Phase, PrefillChunk, PrefillSize, Stream
 
 
-def most_urgent(ready: Sequence[Stream], slacks: Mapping[Stream, float]) -> Stream:
-    """Whose number of solver steps the next decode step has."""
-
-    def rank(stream: Stream) -> tuple[bool, float, float]:
-        return (not stream.waits_for_first_patch, slacks.get(stream, math.inf), stream.last_launch)
-
-    return min(ready, key=rank)
-
-
-def choose_rows(
-    group: Sequence[Stream],
-    slacks: Mapping[Stream, float],
-    forecast: Forecast,
-    *,
-    horizon: float,
-    far_ahead: float,
-    cheapest: bool,
-    background: bool,
-    room_wanted: bool,
-    prefill_before: float,
-) -> tuple[Stream, ...]:
-    """Streams of one number of solver steps, in the bucket with most rows per second. First patches and streams with
-    less slack than `horizon` are always among them, as far as the largest bucket holds them.
-
-    far_ahead: streams with more slack come after those without a live listener. room_wanted: streams with enough slack
-    are ordered by the patches they have left, so that one ends soon. cheapest: only rows that need the step take part.
-    background: streams without a live listener come before all others.
-    prefill_before: seconds of the prefill right before this step, which count with it: prompts come between decode
-    steps however large these are.
-    """
-
-    def rank(stream: Stream) -> tuple[int, float]:
-        if stream.waits_for_first_patch:
-            return (0, -math.inf)
-        slack = slacks.get(stream, 0.0) if stream.live else math.inf
-        if background and not stream.live:
-            return (-1, stream.last_launch)
-        if slack < horizon:
-            return (0, slack)
-        if room_wanted:
-            return (1, forecast.patches_left(stream))
-        if stream.live:
-            return (3 if slack > far_ahead else 1, slack)
-        return (2, stream.last_launch)
-
-    solver_steps, buckets = group[0].solver_steps, forecast.buckets
-    ranked = sorted(group, key=rank)
-    most = min(len(group), buckets[-1])
-    urgent = min(most, max(1, sum(rank(stream)[0] <= 0 for stream in group)))
-    counts = sorted({*(bucket for bucket in buckets if urgent <= bucket <= most), most})
-
-    def rows_per_second(count: int) -> float:
-        return count / (prefill_before + forecast.decode(solver_steps, count))
-
-    return tuple(ranked[: counts[0] if cheapest else max(counts, key=rows_per_second)])
-
-
 @dataclass(frozen=True)
 class Refusal:
     """Why a request is not admitted. retry_after: seconds, None where trying again would not help."""
@@ -418,22 +361,47 @@ class SpeechScheduler:
         first = [stream for stream in ready if not stream.live] if background else ready
         if not first:
             return None
-        policy = self.policy
-        solver_steps = most_urgent(first, slacks).solver_steps
-        group = [stream for stream in ready if stream.solver_steps == solver_steps]
-        bound = self.forecast.decode_bound(solver_steps, min(len(group), policy.buckets[-1]))
-        rows = choose_rows(
-            group,
-            slacks,
-            self.forecast,
-            horizon=2 * bound + policy.guard,
-            far_ahead=policy.far_ahead,
-            cheapest=cheapest,
-            background=background,
-            room_wanted=not cheapest and any(stream.live for stream in self._waiting),
-            prefill_before=self._prefill_before,
-        )
-        return Step((), rows, self.forecast.decode(solver_steps, len(rows)))
+        urgent = min(first, key=lambda s: (not s.waits_for_first_patch, slacks.get(s, math.inf), s.last_launch))
+        group = [stream for stream in ready if stream.solver_steps == urgent.solver_steps]
+        rows = self._choose_rows(group, slacks, cheapest=cheapest, background=background)
+        return Step((), rows, self.forecast.decode(urgent.solver_steps, len(rows)))
+
+    def _choose_rows(
+        self, group: Sequence[Stream], slacks: Mapping[Stream, float], *, cheapest: bool, background: bool
+    ) -> tuple[Stream, ...]:
+        """Streams of one number of solver steps, in the bucket with most rows per second. First patches and streams
+        with little slack are always among them, as far as the largest bucket holds them.
+
+        While live streams wait, those with enough slack are ordered by the patches they have left, so that one ends
+        soon. A prefill right before this step counts with it: prompts come between decode steps however large these
+        are.
+        """
+        policy, forecast, solver_steps = self.policy, self.forecast, group[0].solver_steps
+        most = min(len(group), policy.buckets[-1])
+        horizon = 2 * forecast.decode_bound(solver_steps, most) + policy.guard
+        room_wanted = not cheapest and any(stream.live for stream in self._waiting)
+
+        def rank(stream: Stream) -> tuple[int, float]:
+            if stream.waits_for_first_patch:
+                return (0, -math.inf)
+            slack = slacks.get(stream, 0.0) if stream.live else math.inf
+            if background and not stream.live:
+                return (-1, stream.last_launch)
+            if slack < horizon:
+                return (0, slack)
+            if room_wanted:
+                return (1, forecast.patches_left(stream))
+            if stream.live:
+                return (3 if slack > policy.far_ahead else 1, slack)
+            return (2, stream.last_launch)
+
+        def rows_per_second(count: int) -> float:
+            return count / (self._prefill_before + forecast.decode(solver_steps, count))
+
+        ranked = sorted(group, key=rank)
+        urgent = min(most, max(1, sum(rank(stream)[0] <= 0 for stream in group)))
+        counts = sorted({*(bucket for bucket in policy.buckets if urgent <= bucket <= most), most})
+        return tuple(ranked[: counts[0] if cheapest else max(counts, key=rows_per_second)])
 
     # Life of a stream
 
