@@ -14,6 +14,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 
 import numpy as np
@@ -448,17 +449,21 @@ class GraphRunner:
 
     def warm_up(self, buckets: Iterable[Bucket]) -> Iterator[None]:
         """Runs forward once at each of these buckets that has no captured graph, so that its kernels are compiled
-        before later calls and captures; yields after each. Not counted in metrics."""
+        before later calls and captures; yields after each."""
         for bucket in buckets:
             if key_of(bucket) not in self._graphs:
-                self._fill_others()
-                specs = self.capturable.buffer_specs(bucket)
-                buffers = exact_buffers(specs, Plan(arrays={}, required=bucket), self._pool.device)
-                self.capturable.forward(buffers, bucket)
+                self.filler_run(bucket)()
                 if self._pool.device.type == "cuda":
                     # Inputs of a later call may be copied on a stream that does not wait for this one.
                     torch.cuda.current_stream().synchronize()
                 yield
+
+    def filler_run(self, bucket: Bucket) -> Callable[[], object]:
+        """Runs forward at this size, over fillers that are made now. Not counted in metrics."""
+        self._fill_others()
+        specs = self.capturable.buffer_specs(bucket)
+        buffers = exact_buffers(specs, Plan(arrays={}, required=bucket), self._pool.device)
+        return partial(self.capturable.forward, buffers, bucket)
 
     def _capture_part(self) -> None:
         """Do the next part of the unfinished capture."""

@@ -179,8 +179,8 @@ class ChatGraphs:
         sizes: StepSizes,
         context: WorkerContext,
     ) -> None:
-        self._name, self._context = name, context
-        self._decoder, self._sizes, self.state, self.caches = decoder, sizes, state, caches
+        self._name, self.context = name, context
+        self.decoder, self.sizes, self.state, self.caches = decoder, sizes, state, caches
         config, hidden_size, dtype = context.config, sizes.hidden_size, context.dtype
         self.held_hidden = held = torch.zeros((config.slots, hidden_size), dtype=dtype, device=context.device)
         rows = chosen_buckets(config.decode_buckets, config.slots) or row_buckets(config.slots)
@@ -210,7 +210,7 @@ class ChatGraphs:
         self.guided_sample = by_sampling(
             "guided_sample", lambda s: GuidedSampleStep(state, s, held), sample_buckets, guided=True
         )
-        budget, device = config.max_step_tokens, context.device.type
+        budget, device = config.max_step_tokens, "cpu" if context.device.type == "cpu" else "cuda"
         fresh = token_buckets(PREFILL_TOKENS[device], budget)
         cached = token_buckets(CACHED_PREFILL_TOKENS[device], budget, whole=device == "cuda")
         rooms = {size: min(config.slots, max(PREFILL_SEQUENCES, size // _TOKENS_PER_SEQUENCE)) for size in cached}
@@ -226,15 +226,15 @@ class ChatGraphs:
 
     def _prefill_runner(self, sequences: Mapping[int, int], *, cached: bool) -> GraphRunner:
         """sequences: by tokens."""
-        page_size, hidden_size, dtype = self._sizes.page_size, self._sizes.hidden_size, self._context.dtype
-        step = PrefillStep(self._decoder, self.state, self.caches, page_size, hidden_size, dtype, cached)
-        bucket_list, before_ready = chunk_buckets(sequences, self._decoder.feature_levels)
+        page_size, hidden_size, dtype = self.sizes.page_size, self.sizes.hidden_size, self.context.dtype
+        step = PrefillStep(self.decoder, self.state, self.caches, page_size, hidden_size, dtype, cached)
+        bucket_list, before_ready = chunk_buckets(sequences, self.decoder.feature_levels)
         return self._runner(step.name, step, bucket_list, before_ready)
 
     def _decode_buckets(self, rows: list[int]) -> list[Bucket]:
         """Every number of rows, with each width of block tables."""
-        on_cpu = self._context.device.type == "cpu"
-        most = self._sizes.max_pages
+        on_cpu = self.context.device.type == "cpu"
+        most = self.sizes.max_pages
         widths = sorted({min(width, most) for width in _CPU_PAGES}) if on_cpu else [most]
         return [{"rows": count, "pages": pages} for count in rows for pages in widths]
 
@@ -263,7 +263,7 @@ class ChatGraphs:
         fill_others: Callable[[], object] | None = None,
     ) -> GraphRunner:
         """before_ready: the buckets to capture before readiness; after a restart only the smallest of them."""
-        context = self._context
+        context = self.context
         return GraphRunner(
             self._name,
             kind,

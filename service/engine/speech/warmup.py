@@ -3,7 +3,6 @@ the kernels of eager runs."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -83,13 +82,13 @@ def warm_up(runner: SpeechRunner, *, max_rows: int, step_tokens: int) -> Iterato
 def largest_runs(runner: SpeechRunner, tokens: int, reference_samples: int) -> Iterator[Callable[[], object]]:
     """What takes most memory eagerly, but for the codec: the longest prefill, the largest batch of each step, a piece
     of reference audio."""
-    plan, graphs = _rows(runner.buckets[-1]), runner.variants[-1]
+    graphs = runner.variants[-1]
     yield partial(scratch_prefill, runner, [tokens], graphs=graphs)
     # Fewer tokens may take more memory: attention splits their keys and keeps partial results (paged_prefill).
     for bucket in graphs.prefill.bucket_list:
-        yield partial(deque, graphs.prefill.warm_up([bucket]), maxlen=0)
+        yield graphs.prefill.filler_run(bucket)
     for part in (graphs.decode, graphs.tail):
-        yield partial(part[runner.solver_steps[0]].run, plan, eager="disabled")
+        yield part[runner.solver_steps[0]].filler_run({"rows": runner.buckets[-1]})
     wave = torch.zeros(reference_samples, device=runner.device)
     yield lambda: next(iter(runner.model.encode_reference_pieces(wave, "right")))
 
@@ -97,7 +96,7 @@ def largest_runs(runner: SpeechRunner, tokens: int, reference_samples: int) -> I
 def codec_run(runner: SpeechRunner) -> None:
     """The codec's largest eager run, which other steps run beside."""
     with runner.codec.after_steps():
-        runner.vae.run(_rows(runner.buckets[-1]), eager="disabled")
+        runner.vae.filler_run({"rows": runner.buckets[-1]})()
 
 
 def scratch_prefill(
