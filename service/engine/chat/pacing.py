@@ -433,7 +433,7 @@ class Pacing:
     gaps, the arbiter's allowance and UNPACED_CHUNKS limit work."""
 
     def __init__(self, itl_target: float | None, max_step_tokens: int) -> None:
-        """itl_target: seconds, see service.engine.chat.pacing."""
+        """itl_target: seconds; None: no target."""
         self.costs = ChatCosts()
         self.gaps = Gaps(itl_target)
         self._max_step_tokens = max_step_tokens
