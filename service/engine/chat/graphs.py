@@ -195,8 +195,11 @@ class ChatGraphs:
         def by_sampling(
             kind: str, step: Callable[[Sampling], Capturable], buckets: list[Bucket], *, guided: bool = False
         ) -> dict[bool, GraphRunner]:
+            """With penalties and filters, only powers of two and the largest size are captured before readiness."""
+            largest = max((bucket["rows"] for bucket in buckets), default=0)
+            few = [bucket for bucket in buckets if bucket["rows"].bit_count() == 1 or bucket["rows"] == largest]
             return {
-                full: self._row_runner(kind, step(sampling), buckets, full=full, guided=guided)
+                full: self._runner(kind, step(sampling), buckets, few if full else buckets, guided=guided)
                 for full, sampling in samplings.items()
             }
 
@@ -206,7 +209,7 @@ class ChatGraphs:
         self.decode = by_sampling("decode", partial(DecodeStep, layers), decode_buckets)
         self.verify = by_sampling("verify", partial(VerifyStep, layers), verify_buckets)
         self.sample = by_sampling("sample", lambda s: SampleStep(s, hidden_size, dtype), sample_buckets)
-        self.layers = self._row_runner("guided_layers", GuidedLayersStep(layers, held), decode_buckets, guided=True)
+        self.layers = self._runner("guided_layers", GuidedLayersStep(layers, held), decode_buckets, [], guided=True)
         self.guided_sample = by_sampling(
             "guided_sample", lambda s: GuidedSampleStep(state, s, held), sample_buckets, guided=True
         )
@@ -238,31 +241,17 @@ class ChatGraphs:
         widths = sorted({min(width, most) for width in _CPU_PAGES}) if on_cpu else [most]
         return [{"rows": count, "pages": pages} for count in rows for pages in widths]
 
-    def _row_runner(
-        self, kind: str, step: Capturable, bucket_list: list[Bucket], *, full: bool = False, guided: bool = False
-    ) -> GraphRunner:
-        """A runner of steps by rows. Before readiness it captures every size for plain sampling, but only powers of two
-        and the largest size for penalties and filters. The graphs for guided rows are captured while the engine idles,
-        so that they do not delay the start."""
-        largest = max((bucket["rows"] for bucket in bucket_list), default=0)
-        before_ready = [
-            bucket for bucket in bucket_list if not full or bucket["rows"].bit_count() == 1 or bucket["rows"] == largest
-        ]
-        if guided:
-            before_ready = []
-        # Between guided steps these are the slots of the last one, which a capture must not advance.
-        fill_others = self.state.sampled.zero_ if guided else None
-        return self._runner(kind, step, bucket_list, before_ready, fill_others)
-
     def _runner(
         self,
         kind: str,
         step: Capturable,
         bucket_list: list[Bucket],
         before_ready: list[Bucket],
-        fill_others: Callable[[], object] | None = None,
+        *,
+        guided: bool = False,
     ) -> GraphRunner:
-        """before_ready: the buckets to capture before readiness; after a restart only the smallest of them."""
+        """before_ready: the buckets to capture before readiness; after a restart only the smallest of them. Graphs for
+        guided rows are captured while the engine idles, so that they do not delay the start."""
         context = self.context
         return GraphRunner(
             self._name,
@@ -272,6 +261,7 @@ class ChatGraphs:
             context.pool,
             context.observations,
             enabled=context.config.graphs,
-            before_ready=captured_first(before_ready, restarted=context.config.restarted),
-            fill_others=fill_others,
+            before_ready=[] if guided else captured_first(before_ready, restarted=context.config.restarted),
+            # Between guided steps these are the slots of the last one, which a capture must not advance.
+            fill_others=self.state.sampled.zero_ if guided else None,
         )
