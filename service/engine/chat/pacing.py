@@ -426,10 +426,10 @@ class Pacing:
         self.gaps = Gaps(itl_target)
         self._max_step_tokens = max_step_tokens
 
-    def start(self, decode: GraphRunner, prefill: GraphRunner, encoder: GraphRunner, pair: float) -> None:
-        """Starts from the seconds that were measured at the captures. pair: seconds of a pair of a query and a cached
-        key."""
-        for kind, runner in (("decode", decode), ("encoder", encoder)):
+    def start(self, runners: Mapping[str, GraphRunner], prefill: GraphRunner, pair: float) -> None:
+        """Starts from the seconds that were measured at the captures. runners: by kind of launch, but for prefills.
+        pair: seconds of a pair of a query and a cached key."""
+        for kind, runner in runners.items():
             for size, seconds in runner.measured_seconds:
                 self.costs.observe(kind, size, seconds.replay)
         tokens = [tokens for tokens, _ in prefill.measured_seconds]

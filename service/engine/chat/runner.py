@@ -140,9 +140,8 @@ class ChatRunner:
         """Measures what cached keys cost, and starts `pacing` from this and from what the captures measured."""
         if (seconds := scratch.pair_seconds(self.graphs)) is not None:
             self._routes.pair_seconds = seconds
-        pacing.start(self.graphs.decode[False], self.graphs.cached_prefill, encoder, self._routes.pair_seconds.replay)
-        for size, seconds in self.graphs.verify[False].measured_seconds:
-            pacing.costs.observe("verify", size, seconds.replay)
+        runners = {"decode": self.graphs.decode[False], "verify": self.graphs.verify[False], "encoder": encoder}
+        pacing.start(runners, self.graphs.cached_prefill, self._routes.pair_seconds.replay)
 
     def measure_again(self, pacing: Pacing, encoder: GraphRunner) -> bool:
         """Calibrates a second time after a restart, since most graphs are captured after the first one; False if that
