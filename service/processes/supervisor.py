@@ -82,9 +82,6 @@ class EngineProcesses:
         for index, client in enumerate(self._clients):
             client.on_state = partial(log_phase, name=self._names[index])
 
-    def __len__(self) -> int:
-        return len(self._clients)
-
     def start(self) -> None:
         for client in self._clients:
             client.start()

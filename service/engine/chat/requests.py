@@ -157,9 +157,6 @@ class ChatRequests:
         self._seconds = 1.0
         """Mean time from the first step of a request to its end."""
 
-    def __len__(self) -> int:
-        return len(self._sequences)
-
     def submit(self, request: ChatRequest) -> None:
         """Queues a request or fails it; a bad one never raises."""
         waiting, running = len(self._scheduler.waiting), max(1, len(self._scheduler.running))

@@ -88,9 +88,6 @@ class SpeechRequests:
         self._deltas: list[SpeechDelta] = []
         self.failed: list[Failed] = []
 
-    def __len__(self) -> int:
-        return len(self._sequences)
-
     def get(self, request_id: str) -> SpeechSequence | None:
         return self._sequences.get(request_id)
 

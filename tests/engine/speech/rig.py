@@ -151,7 +151,7 @@ class WorkerRig:
         """Nothing is left of any request."""
         state = self.worker.state()
         assert (state.running, state.waiting, state.pages_used) == (0, 0, 0)
-        assert not len(self.worker._requests) and not self.worker._in_flight
+        assert not self.worker._requests._sequences and not self.worker._in_flight
         self.worker._pages.check()
 
 
