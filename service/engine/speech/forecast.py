@@ -129,26 +129,17 @@ class Forecast:
         alone = self.prefill(PrefillSize.of([chunk]))
         return self.prefill(size.with_chunk(chunk)) < self.prefill(size) + alone
 
-    def saturates(self, decodable: Iterable[Stream]) -> bool:
-        """Whether a decode step of all of them with some number of solver steps takes nearly as long as two of half of
-        these: then more rows hardly cost less each, and a launch for a few costs all others its time."""
-        groups = Counter(stream.solver_steps for stream in decodable)
-        return any(self._saturated(solver_steps, rows) for solver_steps, rows in groups.items())
-
-    def _saturated(self, solver_steps: int, rows: int) -> bool:
-        bucket = self._bucket(rows)
-        if bucket < 2:
-            return False
-        return self.decode(solver_steps, bucket) >= _SATURATED * 2 * self.decode(solver_steps, bucket // 2)
-
     def tail_costs_more(self, solver_steps: int, count: int, rows: int) -> bool:
         """Whether `count` first patches cost less as rows of the next decode step, which has `rows` others, than as a
         tail before it. That is so where a step takes about as long as its rows together: then all streams gain more
         time than the first patches wait."""
-        if not self._saturated(solver_steps, rows):
-            return False
         bucket = self._bucket(rows)
-        a_row = self.decode(solver_steps, bucket) / bucket
+        if bucket < 2:
+            return False
+        seconds = self.decode(solver_steps, bucket)
+        if seconds < _SATURATED * 2 * self.decode(solver_steps, bucket // 2):
+            return False
+        a_row = seconds / bucket
         return count * a_row < self.costs.mean("tail", solver_steps, self._bucket(count))
 
     def _bucket(self, rows: int) -> int:

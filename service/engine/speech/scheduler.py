@@ -193,27 +193,11 @@ class SpeechScheduler:
         everyone = self._candidates(start, slacks)
         candidates = [stream for stream in everyone if stream.live] or everyone
         step = self._prefill_step(candidates, slacks, start) if candidates else None
-        if self._collects_prompts(candidates, step, slacks):
-            return self._decode_step(slacks, cheapest=False)
         if step is None:
             step = self._decode_step(slacks, cheapest=any(stream.live for stream in candidates))
         if step is None and candidates:
             step = self._prefill_step(candidates, {}, start)
         return step
-
-    def _collects_prompts(
-        self, candidates: Sequence[Stream], prefill: Step | None, slacks: Mapping[Stream, float]
-    ) -> bool:
-        """Where decode steps are saturated, one runs between two prefills, so that the second holds more prompts,
-        unless as many again as `prefill` holds now would not fit. A prefill of one costs nearly as much as one of
-        several. An eager one includes decode rows instead (`_with_decode_rows`)."""
-        return (
-            self._prefill_before > 0
-            and self.forecast.saturates(stream for stream in self.room.running if stream.decodable)
-            and (prefill is None or self.forecast.captured_bucket(PrefillSize.of(2 * prefill.prefills)) is not None)
-            and not any(stream in slacks for stream in candidates)
-            and all(self.forecast.replayable(stream) for stream in candidates[:1])
-        )
 
     def _owed_step(self, slacks: dict[Stream, float], start: float) -> Step | None:
         """A step for streams without a live listener, if they are owed one."""
