@@ -36,12 +36,9 @@ def adapter_slot(sequence: SpeechSequence) -> int:
     return sequence.stream.adapter_slot
 
 
-def adapter_slots_of(
-    rows: Sequence[SpeechSequence], chunks: Sequence[tuple[PrefillChunk, SpeechSequence]] = ()
-) -> np.ndarray:
-    """The adapter's slot of each row, then of each prompt position; -1 for none."""
-    prompts = [np.full(chunk.length, sequence.stream.adapter_slot) for chunk, sequence in chunks]
-    return np.concatenate([[sequence.stream.adapter_slot for sequence in rows], *prompts]).astype(np.int32)
+def adapter_slots_of(sequences: Sequence[SpeechSequence], positions: int | Sequence[int] = 1) -> np.ndarray:
+    """The adapter's slot int32 of each row, or of so many positions of each prompt; -1 for none."""
+    return np.repeat(np.array([adapter_slot(sequence) for sequence in sequences], dtype=np.int32), positions)
 
 
 def slots_plan(slots: np.ndarray) -> Plan:

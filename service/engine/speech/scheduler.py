@@ -62,8 +62,7 @@ class BackgroundShare:
 
 @dataclass(frozen=True)
 class Step:
-    """One batch: prompt chunks, decode rows (one patch each), or both (mixed). Rows of a decode-only batch share the
-    number of solver steps."""
+    """One batch: prompt chunks, or decode rows (one patch each), which share the number of solver steps."""
 
     prefills: tuple[PrefillChunk, ...]
     decodes: tuple[Stream, ...]
@@ -236,12 +235,6 @@ class SpeechScheduler:
         for chunk in step.prefills:
             self.room.voices.index_chunk(chunk)
 
-    def undo(self, stream: Stream) -> None:
-        """Undoes `launch` for a decode row that did not run."""
-        stream.launched -= 1
-        stream.playback.drop(self.policy.patch_seconds)
-        stream.phase = Phase.DECODE
-
     def _candidates(self, start: float, slacks: dict[Stream, float], *, background: bool = False) -> list[Stream]:
         """Streams with prompt positions to compute, most urgent first.
 
@@ -271,7 +264,7 @@ class SpeechScheduler:
         return [*begun, *new]
 
     def _prefill_step(self, candidates: Iterable[Stream], slacks: dict[Stream, float], start: float) -> Step | None:
-        """As many prompt chunks as the smallest slack covers, with the decode rows that cannot wait for them.
+        """As many prompt chunks as the smallest slack covers.
 
         A live stream between two segments has slack itself, which does not delay its own prefill. A listener whose
         audio has run out delays only prefills of streams that are less late.
@@ -304,27 +297,8 @@ class SpeechScheduler:
             chunks, size = [*chunks, chunk], size.with_chunk(chunk)
         if not chunks:
             return None
-        return self._with_decode_rows(chunks, slacks)
-
-    def _with_decode_rows(self, chunks: list[PrefillChunk], slacks: dict[Stream, float]) -> Step:
-        """Adds the decode rows that would have to run right after an eager prefill: they share its tail and VAE.
-
-        A replayed prefill takes none: it is short, and the rows run in a full batch after it.
-        """
-        size = PrefillSize.of(chunks)
-        if self.forecast.captured_bucket(size) is not None:
-            if self._tail_costs_more(chunks):
-                return Step(tuple(chunks), (), self.forecast.prefill(replace(size, emitting={})), tail=False)
-            return Step(tuple(chunks), (), self.forecast.prefill(size))
-        alone, bound = self.forecast.prefill_bound(size), self.forecast.decode_bound
-        ready = sorted((s for s in slacks if s.decodable), key=lambda s: slacks[s])
-        room = self.policy.buckets[-1] - len(chunks)
-        soon = [s for s in ready if slacks[s] < alone + 2 * bound(s.solver_steps, len(ready))][:room]
-        for count in range(len(soon), 0, -1):
-            cost = self.forecast.prefill_bound(size, soon[:count])
-            if cost + self.policy.guard <= max(0.0, slacks[soon[0]]):
-                decodes = tuple(soon[:count])
-                return Step(tuple(chunks), decodes, self.forecast.prefill(size, decodes))
+        if self.forecast.captured_bucket(size) is not None and self._tail_costs_more(chunks):
+            return Step(tuple(chunks), (), self.forecast.prefill(replace(size, emitting={})), tail=False)
         return Step(tuple(chunks), (), self.forecast.prefill(size))
 
     def _tail_costs_more(self, chunks: Sequence[PrefillChunk]) -> bool:

@@ -62,8 +62,8 @@ def _timed(runner: SpeechRunner, launch: Callable[[], object]) -> float:
 
 
 def warm_up(runner: SpeechRunner, *, max_rows: int, step_tokens: int) -> Iterator[None]:
-    """Runs what may run eagerly: steps and prefills of each power of two, prefills with cached context, of many
-    prompts, and beside decode rows. Yields after each. All numbers of solver steps use the same kernels."""
+    """Runs what may run eagerly: steps and prefills of each power of two, prefills with cached context and of many
+    prompts. Yields after each. All numbers of solver steps use the same kernels."""
     solver_steps = runner.solver_steps[0]
     rows = powers_of_two(max_rows)
     yield from runner.vae.warm_up({"rows": count} for count in rows)
@@ -71,11 +71,11 @@ def warm_up(runner: SpeechRunner, *, max_rows: int, step_tokens: int) -> Iterato
         for part in (graphs.decode[solver_steps], graphs.tail[solver_steps]):
             yield from part.warm_up({"rows": count} for count in rows)
         yield from graphs.prefill.warm_up(graphs.prefill.bucket_list)
-    prompts = [([tokens], 0, 0) for tokens in powers_of_two(min(step_tokens, WARM_TOKENS))]
-    prompts += [([1, 2], runner.page_size, 0), ([1] * WARM_SEQUENCES, 0, 0), *(([1], 0, count) for count in rows)]
+    prompts = [([tokens], 0) for tokens in powers_of_two(min(step_tokens, WARM_TOKENS))]
+    prompts += [([1, 2], runner.page_size), ([1] * WARM_SEQUENCES, 0)]
     for graphs in runner.variants:
-        for lengths, cached, decodes in prompts:
-            scratch_prefill(runner, lengths, cached=cached, decodes=decodes, graphs=graphs)
+        for lengths, cached in prompts:
+            scratch_prefill(runner, lengths, cached=cached, graphs=graphs)
             yield
 
 
@@ -100,15 +100,10 @@ def codec_run(runner: SpeechRunner) -> None:
 
 
 def scratch_prefill(
-    runner: SpeechRunner,
-    lengths: Sequence[int],
-    *,
-    cached: int = 0,
-    decodes: int = 0,
-    graphs: SpeechGraphs | None = None,
+    runner: SpeechRunner, lengths: Sequence[int], *, cached: int = 0, graphs: SpeechGraphs | None = None
 ) -> Tensor:
-    """A prefill of prompts of audio positions only, the costliest, each after `cached` keys, with `decodes`
-    decode rows. graphs: those whose inputs it gets; no row has an adapter."""
+    """A prefill of prompts of audio positions only, the costliest, each after `cached` keys. graphs: those whose inputs
+    it gets; no position has an adapter."""
     model, length = runner.model, sum(lengths)
     arrays: dict[str, np.ndarray] = {
         "token_ids": np.zeros(length, dtype=np.int64),
@@ -119,8 +114,8 @@ def scratch_prefill(
     }
     arrays |= scratch_chunks(lengths, cached, runner.page_size)
     if graphs is not None:
-        arrays |= graphs.lora_arrays(np.full(decodes + length, -1))
-    return runner.eager_pass(arrays, np.zeros(decodes, dtype=np.int64))
+        arrays |= graphs.lora_arrays(np.full(length, -1))
+    return runner.eager_pass(arrays)
 
 
 def _rows(rows: int) -> Plan:

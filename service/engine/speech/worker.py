@@ -16,7 +16,7 @@ import torch
 
 from models.interfaces.processor import SpeechProcessor
 from models.protocol import SpeechModel
-from service.engine.core.faults import LaunchError, RepeatableLaunchError, launch_errors, launch_failure, queue_timeout
+from service.engine.core.faults import LaunchError, launch_errors, launch_failure, queue_timeout
 from service.engine.core.pages import PagePool, pages_for
 from service.engine.core.readback import Readback, mark, seconds_between
 from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
@@ -252,12 +252,6 @@ class SpeechWorker:
         try:
             with launch_errors():
                 launch = self._launch(step)
-        except RepeatableLaunchError as error:
-            log.exception("a prefill failed; its requests end")
-            for stream in step.decodes:
-                self._scheduler.undo(stream)
-            self._requests.abandon_all([chunk.stream for chunk in step.prefills], error)
-            return True
         except LaunchError as error:
             log.exception("a step failed; its requests end")
             self._requests.abandon_all([*(chunk.stream for chunk in step.prefills), *step.decodes], error)
@@ -267,11 +261,11 @@ class SpeechWorker:
         return True
 
     def _launch(self, step: Step) -> Launch:
+        if step.prefills:
+            chunks = [(chunk, self._requests.of(chunk.stream)) for chunk in step.prefills]
+            return self._runner.launch_prefill(chunks, tail=step.tail)
         decodes = [self._requests.of(stream) for stream in step.decodes]
-        if not step.prefills:
-            return self._runner.launch_decode(decodes, step.decodes[0].solver_steps)
-        chunks = [(chunk, self._requests.of(chunk.stream)) for chunk in step.prefills]
-        return self._runner.launch_prefill(chunks, decodes, tail=step.tail)
+        return self._runner.launch_decode(decodes, step.decodes[0].solver_steps)
 
     def _reference_goes_first(self, step: Step | None, now: float) -> bool:
         """Encoding reference audio alternates with steps while the smallest slack covers a piece and the step after
