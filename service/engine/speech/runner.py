@@ -138,7 +138,7 @@ class SpeechRunner:
         *,
         num_pages: int,
         buckets: Sequence[int],
-        adapters: AdapterFiles | None,
+        adapters: AdapterFiles,
     ) -> None:
         self.model = model
         self.buckets = tuple(buckets)
@@ -155,7 +155,7 @@ class SpeechRunner:
         self._codec_starts: WeakKeyDictionary[SpeechSequence, Tensor] = WeakKeyDictionary()
         """The codec's streaming state before the current segment, of later segments that may be retried."""
         self.codec = CodecStream(context.device)
-        self.bank = None if adapters is None else adapters.bank(context.device, context.dtype)
+        self.bank = adapters.bank(context.device, context.dtype)
         make = partial(SpeechGraphs, name, model, context, self.state, self.caches, self.buckets, self.solver_steps)
         self._plain = make()
         self._adapted = None if self.bank is None else make(bank=self.bank)

@@ -75,7 +75,7 @@ class SpeechWorker:
         context_pages = pages_for(model.max_positions, config.page_size)
         row_bytes = sum(spec.bytes_per_token(context.dtype) for spec in model.cache_specs())
         self.page_bytes = row_bytes * config.page_size
-        self._adapters = AdapterFiles(config, model) if config.lora_voices else None
+        self._adapters = AdapterFiles(config, model)
         self.max_pages = 1 + config.slots * context_pages
         self.min_pages = 1 + context_pages
         self._costs = SpeechCosts()
@@ -94,8 +94,7 @@ class SpeechWorker:
             self._model, config.slots, pages_for(self._model.max_positions, config.page_size), torch.device("meta")
         )
         state_bytes = sum(table.numel() * table.element_size() for table in state.values())
-        if self._adapters is not None:
-            state_bytes += self._adapters.num_bytes(self._context.dtype)
+        state_bytes += self._adapters.num_bytes(self._context.dtype)
         if device.type == "cpu":
             return MemoryRequirements(state=state_bytes)
         runner, samples = self._make_runner(num_pages=2), self._processor.reference_sample_rate * 4
@@ -108,8 +107,7 @@ class SpeechWorker:
         on_gpu = self._context.device.type == "cuda"
         self._pages = PagePool(num_pages, config.page_size)
         self._runner = self._make_runner(num_pages)
-        if self._adapters is not None:
-            self._adapters.load(self._runner.bank)
+        self._adapters.load(self._runner.bank)
         policy = Policy(
             buckets=self._buckets,
             max_streams=config.slots,
@@ -125,8 +123,9 @@ class SpeechWorker:
         self._scheduler = SpeechScheduler(policy, self._forecast, self._pages)
         count = self._context.observations.count
         self._scheduler.room.on_preemption = partial(count, "speech_preemptions_total", model=self.name)
-        slots = {} if self._adapters is None else self._adapters.slots
-        self._requests = SpeechRequests(self.name, self._processor, self._model, self._scheduler, self._context, slots)
+        self._requests = SpeechRequests(
+            self.name, self._processor, self._model, self._scheduler, self._context, self._adapters.slots
+        )
 
     def _make_runner(self, num_pages: int) -> SpeechRunner:
         return SpeechRunner(
