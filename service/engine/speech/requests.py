@@ -133,7 +133,7 @@ class SpeechRequests:
         except InputError as error:
             self._abandon(sequence, 400, "invalid_value", str(error), error.field)
             return
-        if not self._scheduler.reserve(sequence.stream, positions):
+        if not self._scheduler.room.reserve(sequence.stream, positions):
             self._abandon(sequence, 503, "overloaded", "no room in the cache for a longer segment")
             return
         sequence.segments.extend(command.segments)

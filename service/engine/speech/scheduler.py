@@ -363,10 +363,6 @@ class SpeechScheduler:
 
     # Life of a stream
 
-    def reserve(self, stream: Stream, positions: int) -> bool:
-        """Allocates more pages for a longer segment that was appended. False when there is no room."""
-        return self.room.reserve(stream, positions)
-
     def begin_segment(
         self,
         stream: Stream,

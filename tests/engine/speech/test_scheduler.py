@@ -457,8 +457,8 @@ def test_pages_are_reserved_to_the_cap_and_come_back() -> None:
     sched.launch(step, 0.0)
     (a,) = sched.running
     assert len(a.pages) == 15
-    assert sched.reserve(a, 300) and len(a.pages) == 19
-    assert not sched.reserve(a, 400)
+    assert sched.room.reserve(a, 300) and len(a.pages) == 19
+    assert not sched.room.reserve(a, 400)
     sched.release(a)
     step = sched.next_step(0.0)
     assert step is not None and [chunk.stream.request_id for chunk in step.prefills] == ["b"]
