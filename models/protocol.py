@@ -222,22 +222,6 @@ class SpeechModel(Protocol):
         """
         ...
 
-    def mixed(
-        self,
-        inputs: Mapping[str, Tensor],
-        batch: PagedBatch,
-        state: Mapping[str, Tensor],
-        slots: Tensor,
-        bank: LoraBank | None = None,
-    ) -> Tensor:
-        """prefill with one decode row for each of `slots` int64 [k] in the same pass, its length advanced.
-
-        inputs and batch describe only the prefills, except for the adapters' buffers, in which the decode rows come
-        first. Returns conditioning [k + rows, width]; written to the slots, `tail` makes the patches of all of them.
-        The lengths come last: a pass that cannot be launched to its end leaves the slots as they were.
-        """
-        ...
-
     def tail(self, solver_steps: int, state: Mapping[str, Tensor], bank: LoraBank | None = None) -> Capturable:
         """Conditioning of the rows in `slots` -> their next patches. Output: that of decode_step."""
         ...

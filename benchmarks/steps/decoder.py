@@ -12,7 +12,7 @@ from models.protocol import Decoder
 from service.engine.chat.drafts import Drafting
 from service.engine.chat.inputs import STATE_BUFFERS
 from service.engine.chat.slot_state import IntColumn, SlotState, allocate_pending, allocate_states
-from service.engine.chat.steps import CachedPrefillStep, DecodeStep, LayersStep, PrefillStep, Sampling, VerifyStep
+from service.engine.chat.steps import DecodeStep, LayersStep, PrefillStep, Sampling, VerifyStep
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 from service.link.sampling import FloatColumn
@@ -101,14 +101,11 @@ def captured_prefill(
     if states:
         rows = (2 if cached else 0, 1, 0, 0)
         arrays |= {buffer: np.array([row]) for buffer, row in zip(STATE_BUFFERS, rows, strict=True)}
-    step: PrefillStep | CachedPrefillStep
+    state = SlotState(1, pages, decoder.vocab_size, device, states)
+    state.block_tables[1, :pages] = torch.arange(1, pages + 1, dtype=torch.int32, device=device)
+    step = PrefillStep(decoder, state, caches, *sizes, cached=cached > 0)
     if cached:
-        state = SlotState(1, pages, decoder.vocab_size, device, states)
-        state.block_tables[1, :pages] = torch.arange(1, pages + 1, dtype=torch.int32, device=device)
-        step = CachedPrefillStep(decoder, state, caches, *sizes)
         arrays |= {"slots": np.array([1]), "seq_lens": np.array([cached + tokens], dtype=np.int32)}
-    else:
-        step = PrefillStep(decoder, caches, *sizes, states=states)
     if decoder.feature_levels:
         required = required | {"levels": 0}
     plan = Plan(arrays, tensors={"hidden": [hidden]}, fills={"cu_seqlens": tokens}, required=required)

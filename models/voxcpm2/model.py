@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Literal
@@ -23,7 +22,7 @@ from models.voxcpm2.config import SOLVER_STEPS, VoxCPM2Config, load_config
 from models.voxcpm2.lora import lora_places
 from models.voxcpm2.network import FlowSolver, VoxCPM2Network, network_rules
 from models.voxcpm2.patch import PatchMaker
-from models.voxcpm2.rows import State, advance_length, decode_rows
+from models.voxcpm2.rows import State
 from models.voxcpm2.solver import schedule
 from models.voxcpm2.steps import DecodeStep, PrefillStep, Tail, VAEStep, lora_of
 from models.voxcpm2.vae_weights import load_audio_vae, randomise_audio_vae, round_product_weights
@@ -102,30 +101,6 @@ class VoxCPM2:
         self, state: State, caches: Sequence[Mapping[str, Tensor]], page_size: int, bank: LoraBank | None = None
     ) -> PrefillStep:
         return PrefillStep(_named("prefill", bank), self.prefill, state, caches, page_size, self.patch_shape, bank)
-
-    def mixed(
-        self, inputs: Mapping[str, Tensor], batch: PagedBatch, state: State, slots: Tensor, bank: LoraBank | None = None
-    ) -> Tensor:
-        rows = decode_rows(state, slots, batch.page_size)
-        count = slots.shape[0]
-        front, index = torch.arange(count, device=slots.device), inputs["patch_index"]
-        joint = dict(inputs) | {
-            "token_ids": torch.cat((torch.zeros_like(slots), inputs["token_ids"])),
-            "positions": torch.cat((rows.positions, inputs["positions"])),
-            "patches": torch.cat((rows.patches, inputs["patches"].to(self.dtype))),
-            "patch_index": torch.cat((front, torch.where(index < 0, index, index + count))),
-            "last": torch.cat((front, inputs["last"] + count)),
-        }
-        batch = replace(
-            batch,
-            slot_mapping=torch.cat((rows.slot_mapping, batch.slot_mapping)),
-            num_decode_rows=count,
-            block_tables=rows.block_tables,
-            seq_lens=rows.seq_lens,
-        )
-        conditioning = self.prefill(joint, batch, bank)
-        advance_length(state, slots, rows)
-        return conditioning
 
     def tail(self, solver_steps: int, state: State, bank: LoraBank | None = None) -> Tail:
         name = _named(f"tail_{solver_steps}", bank)

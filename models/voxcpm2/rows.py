@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -14,42 +13,6 @@ from models.voxcpm2.network import Rotary, VoxCPM2Network
 
 State = Mapping[str, Tensor]
 """The tables of the slot state by name, each [slots, ...]."""
-
-
-@dataclass(frozen=True, eq=False)
-class SlotRows:
-    """What a decode row reads. active bool [rows]: rows that embed their last patch. positions and slot_mapping int64
-    [rows], seq_lens int32 [rows], block_tables int32 [rows, max_pages]; patches [rows, P, D], the last ones."""
-
-    active: Tensor
-    positions: Tensor
-    slot_mapping: Tensor
-    block_tables: Tensor
-    seq_lens: Tensor
-    patches: Tensor
-
-
-def decode_rows(state: State, slots: Tensor, page_size: int) -> SlotRows:
-    """Rows without a last patch to embed (inactive ones, and those whose first patch comes now) attend to nothing and
-    write the cache's scratch slot."""
-    active = state["active"].index_select(0, slots) & (state["step"].index_select(0, slots) > 0)
-    length = torch.where(active, state["length"].index_select(0, slots), 0)
-    block_tables = state["block_table"].index_select(0, slots)
-    page = block_tables.gather(1, (length // page_size).to(torch.int64)[:, None])[:, 0].to(torch.int64)
-    return SlotRows(
-        active=active,
-        positions=length.to(torch.int64),
-        slot_mapping=torch.where(active, page * page_size + length % page_size, 0),
-        block_tables=block_tables,
-        seq_lens=torch.where(active, length + 1, 0),
-        patches=state["last_patch"].index_select(0, slots),
-    )
-
-
-def advance_length(state: State, slots: Tensor, rows: SlotRows) -> None:
-    """Advances the lengths: the rows' keys are in the cache."""
-    length = state["length"].index_select(0, slots)
-    state["length"].index_copy_(0, slots, length + rows.active.to(length.dtype))
 
 
 def with_prompt_vectors(
@@ -103,15 +66,20 @@ class StepInputs(NamedTuple):
 
 @op(cuda="models.voxcpm2.kernels.step:step_inputs")
 def step_inputs(slots: Tensor, network: VoxCPM2Network, state: State, page_size: int) -> StepInputs:
-    """Inputs of the slots' next step, for which their lengths advance."""
-    rows, encoder = decode_rows(state, slots, page_size), network.feat_encoder
-    tokens = encoder.tokens(rows.patches)
-    advance_length(state, slots, rows)
+    """Inputs of the slots' next step, for which their lengths advance. Rows without a last patch to embed (inactive
+    ones, and those whose first patch comes now) attend to nothing and write the cache's scratch slot."""
+    encoder, lengths = network.feat_encoder, state["length"].index_select(0, slots)
+    active = state["active"].index_select(0, slots) & (state["step"].index_select(0, slots) > 0)
+    positions = torch.where(active, lengths, 0)
+    tables = state["block_table"].index_select(0, slots)
+    page = tables.gather(1, (positions // page_size).to(torch.int64)[:, None])[:, 0].to(torch.int64)
+    tokens = encoder.tokens(state["last_patch"].index_select(0, slots))
+    state["length"].index_copy_(0, slots, lengths + active.to(lengths.dtype))
     return StepInputs(
-        rows.slot_mapping,
-        rows.block_tables,
-        rows.seq_lens,
-        *network.rotary(rows.positions),
+        torch.where(active, page * page_size + positions % page_size, 0),
+        tables,
+        torch.where(active, positions + 1, 0),
+        *network.rotary(positions.to(torch.int64)),
         *draw_of(state, slots),
         tokens,
         encoder.encoder.first_norm(tokens),

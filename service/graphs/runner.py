@@ -14,6 +14,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 
 import numpy as np
@@ -34,29 +35,27 @@ _MIN_GAIN = 0.05
 """Share of the currently computed rows that a new captured graph must save."""
 _HALVE_AT = 4096.0
 """Calls after which all counts are halved, so that old demand fades."""
-_MAX_ROUNDED = 4096
-"""Number of sizes whose rounding is remembered; pictures come in any number of sizes."""
 
 
 class Demand:
-    """Calls by their required sizes, rounded up (`round_up`); old calls count less."""
+    """Calls by their required sizes, rounded up; old calls count less."""
 
     def __init__(self, bucket_list: Sequence[Bucket]) -> None:
         self._bucket_list = bucket_list
         self._calls: dict[BucketKey, float] = {}
-        self._rounded: dict[BucketKey, BucketKey | None] = {}
         self._total = 0.0
 
-    def note(self, required: Bucket) -> None:
-        """Counts one call. Calls larger than every bucket of the list are not counted: no captured graph could serve
-        them."""
-        exact = key_of(required)
-        if exact not in self._rounded:
-            if len(self._rounded) >= _MAX_ROUNDED:
-                self._rounded.clear()
-            rounded = self._round(required)
-            self._rounded[exact] = None if rounded is None else key_of(rounded)
-        key = self._rounded[exact]
+    def rounded(self, required: Bucket) -> BucketKey | None:
+        """`required` with its primary size rounded up, and with the other sizes of the next larger bucket of the list,
+        so that a captured graph also serves calls of similar sizes; None if it is larger than every bucket."""
+        bucket = cheapest(self._bucket_list, required)
+        if bucket is None:
+            return None
+        name = primary_size(bucket)
+        return key_of(dict(bucket) | {name: min(bucket[name], round_up(required[name]))})
+
+    def note(self, key: BucketKey | None) -> None:
+        """Counts a call of these sizes (`rounded`). None is not counted: no captured graph could serve it."""
         if key is None:
             return
         self._calls[key] = self._calls.get(key, 0.0) + 1.0
@@ -88,15 +87,6 @@ class Demand:
             if gain > best_gain:
                 best, best_gain = candidate, gain
         return best
-
-    def _round(self, required: Bucket) -> Bucket | None:
-        """`required` with its primary size rounded up, and with the other sizes of the next larger bucket of the list,
-        so that a captured graph also serves calls of similar sizes."""
-        bucket = cheapest(self._bucket_list, required)
-        if bucket is None:
-            return None
-        name = primary_size(bucket)
-        return dict(bucket) | {name: min(bucket[name], round_up(required[name]))}
 
 
 def _size(bucket: Bucket | None) -> int:
@@ -159,7 +149,7 @@ class RouteTrial:
 
 
 _MAX_CHOICES = 4096
-"""Number of sizes whose graph is remembered; pictures come in any number of sizes."""
+"""Number of sizes whose choice is remembered; pictures come in any number of sizes."""
 _PADDED_MISS = 1 / 16
 """Share of a miss that a replay counts as, if a smaller bucket of the list would hold the plan but is not captured
 yet."""
@@ -183,6 +173,8 @@ class _Choice:
     """The graph to replay; None where no captured one holds the size."""
     missed: BucketKey | None
     """The cheapest bucket of the list that holds the size, if it would be better and has not been captured yet."""
+    rounded: BucketKey | None
+    """The size as demand counts it."""
 
 
 @dataclass(eq=False)
@@ -284,7 +276,7 @@ class GraphRunner:
         if eager is None:
             choice = self._choice(plan.required)
             if (graph := choice.graph) is not None:
-                self._demand.note(plan.required)
+                self._demand.note(choice.rounded)
                 self._count_miss(choice, _PADDED_MISS)
                 tried = self._run_eagerly_on_trial(graph, plan)
                 return self._replay(graph, plan) if tried is None else tried
@@ -328,10 +320,11 @@ class GraphRunner:
 
     def record_miss(self, required: Bucket) -> EagerReason:
         """Records a call that no captured graph holds, and returns why. The caller may run it elsewhere."""
-        self._demand.note(required)
+        choice = self._choice(required)
+        self._demand.note(choice.rounded)
         reason = self.eager_reason(required)
         if reason == "no_bucket":
-            self._count_miss(self._choice(required), 1)
+            self._count_miss(choice, 1)
         return reason
 
     def _count_miss(self, choice: _Choice, weight: float) -> None:
@@ -355,6 +348,7 @@ class GraphRunner:
             self._choices[key] = _Choice(
                 None if captured is None else self._graphs[key_of(captured)],
                 None if wanted is None or wanted is captured else key_of(wanted),
+                self._demand.rounded(required),
             )
         return self._choices[key]
 
@@ -455,17 +449,21 @@ class GraphRunner:
 
     def warm_up(self, buckets: Iterable[Bucket]) -> Iterator[None]:
         """Runs forward once at each of these buckets that has no captured graph, so that its kernels are compiled
-        before later calls and captures; yields after each. Not counted in metrics."""
+        before later calls and captures; yields after each."""
         for bucket in buckets:
             if key_of(bucket) not in self._graphs:
-                self._fill_others()
-                specs = self.capturable.buffer_specs(bucket)
-                buffers = exact_buffers(specs, Plan(arrays={}, required=bucket), self._pool.device)
-                self.capturable.forward(buffers, bucket)
+                self.filler_run(bucket)()
                 if self._pool.device.type == "cuda":
                     # Inputs of a later call may be copied on a stream that does not wait for this one.
                     torch.cuda.current_stream().synchronize()
                 yield
+
+    def filler_run(self, bucket: Bucket) -> Callable[[], object]:
+        """Runs forward at this size, over fillers that are made now. Not counted in metrics."""
+        self._fill_others()
+        specs = self.capturable.buffer_specs(bucket)
+        buffers = exact_buffers(specs, Plan(arrays={}, required=bucket), self._pool.device)
+        return partial(self.capturable.forward, buffers, bucket)
 
     def _capture_part(self) -> None:
         """Do the next part of the unfinished capture."""

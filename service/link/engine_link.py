@@ -16,7 +16,6 @@ import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -283,21 +282,15 @@ async def begin_engines(configs: Sequence[EngineConfig]) -> list[Standby]:
     return standbys
 
 
-@dataclass(frozen=True)
-class EngineExit:
-    """How an engine ended."""
-
-    reason: str
-
-
 class EngineLink(Protocol):
     """An engine from one start to its end."""
 
     on_launch: Callable[[], None]
     """Called once the engine's process runs. It loads afterwards."""
 
-    async def run(self, on_outputs: OnOutputs) -> EngineExit:
-        """Starts the engine and passes on what it sends, until it ends. When cancelled, kills it."""
+    async def run(self, on_outputs: OnOutputs) -> str:
+        """Starts the engine and passes on what it sends, until it ends; returns how it ended. When cancelled, kills
+        it."""
         ...
 
     def send(self, command: Command) -> None:
@@ -334,7 +327,7 @@ class ProcessLink:
         self._entry = entry
         self._process: Process | None = None
 
-    async def run(self, on_outputs: OnOutputs) -> EngineExit:
+    async def run(self, on_outputs: OnOutputs) -> str:
         with ExitStack() as opened:
             opened.callback(self._announce, None)
             opened.callback(setattr, self, "send", discard)
@@ -347,7 +340,7 @@ class ProcessLink:
                 self.send = socket.send
                 process = self._process = await self._start(address)
             except (OSError, zmq.ZMQError) as error:  # e.g. out of memory or descriptors: a later start may succeed
-                return EngineExit(f"the engine process could not be started: {error}")
+                return f"the engine process could not be started: {error}"
             self._announce(address)
             self.on_launch()
             return await self._wait_for_end(process, socket, self._prepare_next(on_outputs))
@@ -369,7 +362,7 @@ class ProcessLink:
 
         return heard
 
-    async def _wait_for_end(self, process: Process, socket: EngineSocket, on_outputs: OnOutputs) -> EngineExit:
+    async def _wait_for_end(self, process: Process, socket: EngineSocket, on_outputs: OnOutputs) -> str:
         """Passes on what the process sends, until it ends; returns how it ended."""
         reader = asyncio.create_task(socket.read(on_outputs))
         try:
@@ -379,15 +372,15 @@ class ProcessLink:
                 if process.returncode is None:  # it may have ended in the same moment
                     process.kill()
                 await exited
-                return EngineExit(f"its messages could not be read: {reader.exception()}")
+                return f"its messages could not be read: {reader.exception()}"
             status = exited.result()
             await asyncio.wait({reader}, timeout=0.05)  # for messages that it sent just before it ended
             if status == 0:
-                return EngineExit("stopped")
+                return "stopped"
             if status == CONFIGURATION_ERROR:
-                return EngineExit("it cannot run as it is configured")
+                return "it cannot run as it is configured"
             cause = f"signal {-status}" if status < 0 else f"exit status {status}"
-            return EngineExit(f"the engine process ended with {cause}")
+            return f"the engine process ended with {cause}"
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
@@ -456,15 +449,15 @@ class AttachedLink:
         self._peer = peer
         self.send: Callable[[Command], None] = discard
 
-    async def run(self, on_outputs: OnOutputs) -> EngineExit:
+    async def run(self, on_outputs: OnOutputs) -> str:
         address = self._engine.address
         if address is None:
-            return EngineExit("it had ended already")
+            return "it had ended already"
         try:
             socket = EngineSocket(address, self._peer)
         except (OSError, zmq.ZMQError) as error:  # e.g. out of descriptors
             self._engine.fail(f"the engine could not be reached: {error}")
-            return EngineExit("it could not be reached")
+            return "it could not be reached"
         self.send = socket.send
         reader = asyncio.create_task(socket.read(on_outputs), name="engine-reader")
         tasks = {reader, asyncio.create_task(self._engine.ended(address))}
@@ -473,7 +466,7 @@ class AttachedLink:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if reader.done():
                 self._engine.fail(f"the engine's messages could not be read: {reader.exception()}")
-            return EngineExit("its process has ended")
+            return "its process has ended"
         finally:
             self.send = discard
             for task in tasks:

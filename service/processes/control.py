@@ -14,6 +14,7 @@ from service.api.app import ENDPOINTS
 from service.api.engines.shared_usage import UsageTable
 from service.api.http.admission import EXCESS, KINDS
 from service.hub.catalog import HostedModel
+from service.link.messages import Struct
 from service.metrics.page import Families
 from service.processes.config import connections_of_each
 from service.processes.listener import CONNECTIONS
@@ -89,10 +90,6 @@ def plain_settings(settings: Settings) -> dict[str, Any]:
 # Frames on the socket pair: the length in four bytes, then a msgpack struct.
 
 ALIVE_SECONDS = 0.5
-
-
-class Struct(msgspec.Struct, frozen=True, tag=True):
-    """Base of all messages; the tag is the class name."""
 
 
 # supervisor -> API process

@@ -82,9 +82,6 @@ class EngineProcesses:
         for index, client in enumerate(self._clients):
             client.on_state = partial(log_phase, name=self._names[index])
 
-    def __len__(self) -> int:
-        return len(self._clients)
-
     def start(self) -> None:
         for client in self._clients:
             client.start()
@@ -314,7 +311,7 @@ class ApiProcesses:
             theirs.close()
         member = ApiProcess(config.peer, process, control)
         self._running[index] = member
-        tasks = [asyncio.create_task(self._read(member)), asyncio.create_task(self._watch(member))]
+        tasks = [asyncio.create_task(self._follow(member)), asyncio.create_task(self._watch(member))]
         try:
             assert process.stdin is not None
             process.stdin.write(config.line())
@@ -341,13 +338,6 @@ class ApiProcesses:
         self._changed.set()
         self._on_end(member.peer)
 
-    async def _read(self, member: ApiProcess) -> None:
-        try:
-            await self._follow(member)
-        except msgspec.DecodeError as error:
-            log.error("API process: its reports could not be read and it is killed: %s", error)
-            member.signal(signal.SIGKILL)
-
     async def _watch(self, member: ApiProcess) -> None:
         while True:
             await asyncio.sleep(ALIVE_SECONDS)
@@ -357,19 +347,24 @@ class ApiProcesses:
                 return
 
     async def _follow(self, member: ApiProcess) -> None:
-        while (report := await member.control.receive()) is not None:
-            member.silence.end()
-            match report:
-                case Accepting():
-                    member.accepts = self._have_accepted = True
-                    self._changed.set()
-                case Snapshot():
-                    member.families = report.families
-                    member.note_collected()
-                case Scrape():
-                    answer = asyncio.create_task(self._answer(member, report.number))
-                    self._answers.add(answer)
-                    answer.add_done_callback(self._answers.discard)
+        """Does what its reports say; a process whose reports cannot be read is killed."""
+        try:
+            while (report := await member.control.receive()) is not None:
+                member.silence.end()
+                match report:
+                    case Accepting():
+                        member.accepts = self._have_accepted = True
+                        self._changed.set()
+                    case Snapshot():
+                        member.families = report.families
+                        member.note_collected()
+                    case Scrape():
+                        answer = asyncio.create_task(self._answer(member, report.number))
+                        self._answers.add(answer)
+                        answer.add_done_callback(self._answers.discard)
+        except msgspec.DecodeError as error:
+            log.error("API process: its reports could not be read and it is killed: %s", error)
+            member.signal(signal.SIGKILL)
 
     async def _answer(self, member: ApiProcess, number: int) -> None:
         member.control.send(Page(number, await self.page()))

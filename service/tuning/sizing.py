@@ -38,8 +38,7 @@ def _api_processes(settings: Settings) -> str:
         gpus = max(1, len(visible_gpus()))
     else:
         gpus = int(named) if named.isdecimal() else len(list(filter(None, named.split(","))))
-    count = count_for(settings.model_copy(update={"device": "cuda"}), cpus.available(), gpus)
-    return f"{count.number} ({count.reason})"
+    return str(count_for(settings.model_copy(update={"device": "cuda"}), cpus.available(), gpus))
 
 
 def _total(gpu_memory: str | None) -> int:

@@ -53,12 +53,16 @@ def test_few_buckets_hold_what_any_of_a_list_holds(sizes: list[tuple[int, bool]]
     assert all(smaller * 16 <= larger for larger, smaller in pairwise(tokens)) and len(few) <= 4
 
 
+def note(demand: Demand, required: Bucket) -> None:
+    demand.note(demand.rounded(required))
+
+
 def test_demand_proposes_what_saves_most_padding() -> None:
     demand = Demand(BUCKETS)
     for _ in range(50):
-        demand.note({"patches": 1100, "sequences": 4, "max_seqlen": 1100})
+        note(demand, {"patches": 1100, "sequences": 4, "max_seqlen": 1100})
     for _ in range(30):
-        demand.note({"patches": 300, "sequences": 4, "max_seqlen": 100})
+        note(demand, {"patches": 300, "sequences": 4, "max_seqlen": 100})
     first = demand.propose(BUCKETS, [])
     assert first == {"patches": 1280, "sequences": 512, "max_seqlen": 4096}
     second = demand.propose([*BUCKETS, first], [])
@@ -70,8 +74,8 @@ def test_demand_proposes_what_saves_most_padding() -> None:
 def test_demand_prefers_what_runs_eagerly_and_ignores_what_no_bucket_holds() -> None:
     demand = Demand(BUCKETS)
     for _ in range(40):
-        demand.note({"patches": 250, "sequences": 1, "max_seqlen": 250})
-        demand.note({"patches": 9999, "sequences": 1, "max_seqlen": 9999})
+        note(demand, {"patches": 250, "sequences": 1, "max_seqlen": 250})
+        note(demand, {"patches": 9999, "sequences": 1, "max_seqlen": 9999})
     assert demand.propose(BUCKETS[1:], []) == {"patches": 256, "sequences": 32, "max_seqlen": 256}
     assert demand.propose(BUCKETS, []) is None
 
@@ -79,16 +83,16 @@ def test_demand_prefers_what_runs_eagerly_and_ignores_what_no_bucket_holds() -> 
 def test_a_few_calls_are_no_demand() -> None:
     demand = Demand(BUCKETS)
     for _ in range(5):
-        demand.note({"patches": 1100, "sequences": 4, "max_seqlen": 1100})
+        note(demand, {"patches": 1100, "sequences": 4, "max_seqlen": 1100})
     assert demand.propose(BUCKETS, []) is None
 
 
 def test_old_demand_fades() -> None:
     demand = Demand(BUCKETS)
     for _ in range(3000):
-        demand.note({"patches": 1100, "sequences": 4, "max_seqlen": 1100})
+        note(demand, {"patches": 1100, "sequences": 4, "max_seqlen": 1100})
     for _ in range(20000):
-        demand.note({"patches": 256, "sequences": 4, "max_seqlen": 256})
+        note(demand, {"patches": 256, "sequences": 4, "max_seqlen": 256})
     assert demand.propose(BUCKETS, []) is None
 
 

@@ -10,7 +10,7 @@ import torch
 
 from service.api.engines import engine_client as client_module
 from service.api.engines.engine_client import EngineClient
-from service.link.engine_link import EngineExit, OnOutputs
+from service.link.engine_link import OnOutputs
 from service.link.messages import Command, EngineState, Outputs
 from service.metrics.metrics import Metrics
 from tests.support.inline_engine import InlineEngine
@@ -31,11 +31,11 @@ class QuietLink:
         self.killed = asyncio.Event()
         self.started = asyncio.Event()
 
-    async def run(self, on_outputs: OnOutputs) -> EngineExit:
+    async def run(self, on_outputs: OnOutputs) -> str:
         self.say = on_outputs
         self.started.set()
         await self.killed.wait()
-        return EngineExit("killed")
+        return "killed"
 
     def send(self, command: Command) -> None: ...
 

@@ -17,7 +17,7 @@ import pytest
 from benchmarks.servers.footprint import inspect
 from service.link import engine_link
 from service.link.config import EngineConfig, ModelConfig
-from service.link.engine_link import ENTRY, STANDBY, EngineExit, ProcessLink, Standby, start_engine_process
+from service.link.engine_link import ENTRY, STANDBY, ProcessLink, Standby, start_engine_process
 from service.link.messages import Outputs, Stop
 from tests.support.processes import ROOT
 from tests.support.waiting import until
@@ -45,14 +45,14 @@ CONFIG = EngineConfig((ModelConfig("model", "/nowhere"),), device="cpu")
 class Life:
     """One life of the engine of PROGRAM, ready."""
 
-    def __init__(self, link: ProcessLink, running: asyncio.Task[EngineExit], told: str) -> None:
+    def __init__(self, link: ProcessLink, running: asyncio.Task[str], told: str) -> None:
         self.link, self._running = link, running
         pid, *self.told = told.split()
         self.pid = int(pid)
 
     async def end(self) -> None:
         self.link.send(Stop())
-        assert await self._running == EngineExit("stopped")
+        assert await self._running == "stopped"
 
 
 Begin = Callable[[Standby | None], Awaitable[Life]]

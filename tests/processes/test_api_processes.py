@@ -62,7 +62,7 @@ async def pool(count: int) -> AsyncIterator[tuple[ApiProcesses, list[Member]]]:
         control: ControlChannel[Report] = await ControlChannel.open(ours, Report)
         process = ApiProcess(f"api-{index}", cast(Any, SimpleNamespace(returncode=None)), control)
         process.accepts, made._running[index] = True, process
-        readers.append(asyncio.create_task(made._read(process)))
+        readers.append(asyncio.create_task(made._follow(process)))
         members.append(Member(process, await ControlChannel.open(theirs, Notice), Metrics(MODELS)))
         members[-1].metrics.observe("requests_total", model="tiny", endpoint="chat", status="200", outcome="ok")
     try:

@@ -82,7 +82,7 @@ class InlineEngine:
         """Runs turns until nothing is left to do."""
         for _ in range(limit):
             self.engine.turn()
-            if not self.channel.commands and not self.worker._requests and not self.worker._in_flight:
+            if not self.channel.commands and not self.worker._requests._sequences and not self.worker._in_flight:
                 return
         raise AssertionError(f"not done after {limit} turns")
 
@@ -133,7 +133,7 @@ class InlineEngine:
     def assert_nothing_left(self) -> None:
         worker = self.worker
         scheduler = worker._scheduler
-        assert not worker._requests and not worker._in_flight
+        assert not worker._requests._sequences and not worker._in_flight
         assert not scheduler.waiting and not scheduler.running and not scheduler.rows.members
         assert not scheduler._prefilling
         assert scheduler.slots.num_used == 0

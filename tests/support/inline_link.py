@@ -10,7 +10,7 @@ from collections.abc import Callable
 from models.checkpoints.registry import resolve
 from models.interfaces.errors import CheckpointError
 from service.link.config import Channel, ConfigurationError, EngineConfig
-from service.link.engine_link import ENTRY, EngineExit, OnOutputs
+from service.link.engine_link import ENTRY, OnOutputs
 from service.link.messages import Command, Outputs, Stop
 
 EngineEntry = Callable[[EngineConfig, Channel], None]
@@ -28,11 +28,11 @@ class InlineLink:
         self._entry = entry
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
 
-    async def run(self, on_outputs: OnOutputs) -> EngineExit:
+    async def run(self, on_outputs: OnOutputs) -> str:
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[EngineExit] = loop.create_future()
+        ended: asyncio.Future[str] = loop.create_future()
 
-        def finish(exit: EngineExit) -> None:
+        def finish(exit: str) -> None:
             if not ended.done():
                 ended.set_result(exit)
 
@@ -43,15 +43,15 @@ class InlineLink:
         channel = InlineChannel(self._commands, lambda outputs: post(on_outputs, outputs))
 
         def live() -> None:
-            exit = EngineExit("the engine thread failed; its traceback is on stderr")
+            exit = "the engine thread failed; its traceback is on stderr"
             try:
                 entry = resolve(self._entry) if isinstance(self._entry, str) else self._entry
                 entry(self._config, channel)
-                exit = EngineExit("stopped")
+                exit = "stopped"
             except Abandoned:
-                exit = EngineExit("stopped")
+                exit = "stopped"
             except (CheckpointError, ConfigurationError) as error:
-                exit = EngineExit(str(error))
+                exit = str(error)
             finally:
                 post(finish, exit)
 

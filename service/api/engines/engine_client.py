@@ -20,7 +20,7 @@ from service.api.engines.request_stream import (
 )
 from service.api.tracing import engine_trace
 from service.link import messages
-from service.link.engine_link import EngineExit, EngineLink
+from service.link.engine_link import EngineLink
 from service.link.messages import Command, EngineState, Outputs
 from service.metrics.metrics import Metrics
 from service.system.children import Silence
@@ -132,7 +132,7 @@ class EngineClient:
     state: EngineState | None = None
     """The newest heartbeat since the engine was started."""
     on_state: Callable[[EngineState], None] = lambda state: None
-    failure: EngineExit | None = None
+    failure: str | None = None
     """Set when the engine cannot be started and will not be tried again."""
     restarts: int = 0
     was_ready: bool = False
@@ -176,14 +176,14 @@ class EngineClient:
 
     def fail(self, reason: str) -> None:
         """Treat the engine as one that cannot be started, because this process cannot serve for `reason`."""
-        self.failure = EngineExit(reason)
+        self.failure = reason
         self._on_changed()
 
     async def wait_ready(self) -> None:
         """Wait until the engine accepts requests; EngineError if it cannot be started."""
         while not self.ready:
             if self.failure is not None:
-                raise EngineError(503, "engine_failed", f"The engine could not be started: {self.failure.reason}.")
+                raise EngineError(503, "engine_failed", f"The engine could not be started: {self.failure}.")
             self._changed.clear()
             await self._changed.wait()
 
@@ -273,7 +273,7 @@ class EngineClient:
                 self.failure = ended
                 self._on_changed()
                 return
-            log.error("%s: %s", self.name, ended.reason)
+            log.error("%s: %s", self.name, ended)
             if time.monotonic() - started > STEADY_SECONDS:
                 attempt = 0
             await asyncio.sleep(BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)])
@@ -289,7 +289,7 @@ class EngineClient:
             await self.started_elsewhere()
             await self._run_once()
 
-    async def _run_once(self) -> EngineExit:
+    async def _run_once(self) -> str:
         """Run the engine once, from its start to its end; return how it ended."""
         link = self._link = self.make_link()
         link.on_launch = self._launched.set

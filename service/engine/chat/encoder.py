@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from models.interfaces.capturable import Bucket, Plan
+from models.interfaces.capturable import Bucket
 from models.interfaces.media import MediaItem
 from models.layers.resample import resized
 from models.protocol import VisionEncoder
@@ -23,7 +23,6 @@ from service.engine.core.request_stats import RequestStats
 from service.engine.core.worker import MemoryRequirements, WorkerContext
 from service.engine.memory import peak_bytes
 from service.graphs.buckets import captured_first, cost_of, key_of
-from service.graphs.buffers import exact_buffers
 from service.graphs.observations import Route
 from service.graphs.packing import combine, pack
 from service.graphs.runner import GraphRunner, Run
@@ -202,12 +201,10 @@ class VisionStage:
 
     def measure(self) -> MemoryRequirements:
         """Peak of one eager pass of the largest bucket, and the whole limit of the cache."""
-        device, encoder = self._context.device, self._encoder
+        device = self._context.device
         if device.type == "cpu":
             return MemoryRequirements()
-        largest = self._bucket_list[-1]
-        buffers = exact_buffers(encoder.buffer_specs(largest), Plan(arrays={}, required=largest), device)
-        peak = peak_bytes(lambda: encoder.forward(buffers, largest), device)
+        peak = peak_bytes(self.runner.filler_run(self._bucket_list[-1]), device)
         return MemoryRequirements(workspace=peak, state=self.cache.limit_bytes)
 
     def warm_up(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -18,7 +19,6 @@ from service.engine.chat.inputs import count_pairs, required_prefill
 from service.engine.chat.sequence import Chunk
 from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import (
-    CachedPrefillStep,
     DecodeStep,
     GuidedLayersStep,
     GuidedSampleStep,
@@ -179,8 +179,8 @@ class ChatGraphs:
         sizes: StepSizes,
         context: WorkerContext,
     ) -> None:
-        self._name, self._context = name, context
-        self._decoder, self._sizes, self.state, self.caches = decoder, sizes, state, caches
+        self._name, self.context = name, context
+        self.decoder, self.sizes, self.state, self.caches = decoder, sizes, state, caches
         config, hidden_size, dtype = context.config, sizes.hidden_size, context.dtype
         self.held_hidden = held = torch.zeros((config.slots, hidden_size), dtype=dtype, device=context.device)
         rows = chosen_buckets(config.decode_buckets, config.slots) or row_buckets(config.slots)
@@ -191,29 +191,34 @@ class ChatGraphs:
         if decoder.drafter is not None:
             drafting = Drafting(decoder, state, caches, sizes.page_size, sizes.vocab_limit)
         samplings = {full: Sampling(decoder, state, sizes.vocab_limit, full, drafting) for full in (False, True)}
-        self.decode = {
-            full: self._row_runner("decode", DecodeStep(layers, sampling), decode_buckets, full=full)
-            for full, sampling in samplings.items()
-        }
+
+        def by_sampling(
+            kind: str, step: Callable[[Sampling], Capturable], buckets: list[Bucket], *, guided: bool = False
+        ) -> dict[bool, GraphRunner]:
+            """With penalties and filters, only powers of two and the largest size are captured before readiness."""
+            largest = max((bucket["rows"] for bucket in buckets), default=0)
+            few = [bucket for bucket in buckets if bucket["rows"].bit_count() == 1 or bucket["rows"] == largest]
+            return {
+                full: self._runner(kind, step(sampling), buckets, few if full else buckets, guided=guided)
+                for full, sampling in samplings.items()
+            }
+
         verify_buckets: list[Bucket] = [
             {**b, "drafts": sizes.drafts} for b in decode_buckets if sizes.drafts and b["rows"] <= MAX_ROWS
         ]
-        self.verify = {
-            full: self._row_runner("verify", VerifyStep(layers, sampling), verify_buckets, full=full)
-            for full, sampling in samplings.items()
-        }
-        self.sample = {
-            full: self._row_runner("sample", SampleStep(sampling, hidden_size, dtype), sample_buckets, full=full)
-            for full, sampling in samplings.items()
-        }
-        self.layers = self._row_runner("guided_layers", GuidedLayersStep(layers, held), decode_buckets, guided=True)
-        self.guided_sample = {
-            full: self._row_runner(
-                "guided_sample", GuidedSampleStep(state, sampling, held), sample_buckets, full=full, guided=True
-            )
-            for full, sampling in samplings.items()
-        }
-        self.prefill, self.cached_prefill = self._prefill_runners()
+        self.decode = by_sampling("decode", partial(DecodeStep, layers), decode_buckets)
+        self.verify = by_sampling("verify", partial(VerifyStep, layers), verify_buckets)
+        self.sample = by_sampling("sample", lambda s: SampleStep(s, hidden_size, dtype), sample_buckets)
+        self.layers = self._runner("guided_layers", GuidedLayersStep(layers, held), decode_buckets, [], guided=True)
+        self.guided_sample = by_sampling(
+            "guided_sample", lambda s: GuidedSampleStep(state, s, held), sample_buckets, guided=True
+        )
+        budget, device = config.max_step_tokens, "cpu" if context.device.type == "cpu" else "cuda"
+        fresh = token_buckets(PREFILL_TOKENS[device], budget)
+        cached = token_buckets(CACHED_PREFILL_TOKENS[device], budget, whole=device == "cuda")
+        rooms = {size: min(config.slots, max(PREFILL_SEQUENCES, size // _TOKENS_PER_SEQUENCE)) for size in cached}
+        self.prefill = self._prefill_runner(dict.fromkeys(fresh, PREFILL_SEQUENCES), cached=False)
+        self.cached_prefill = self._prefill_runner(rooms | dict.fromkeys(cached[-1:], config.slots), cached=True)
 
     @property
     def runners(self) -> list[GraphRunner]:
@@ -222,58 +227,19 @@ class ChatGraphs:
         rows = (*self.decode.values(), *self.verify.values(), *self.sample.values())
         return [*rows, self.prefill, self.cached_prefill, *guided]
 
-    def _prefill_runners(self) -> tuple[GraphRunner, GraphRunner]:
-        """Runners for chunks without cached context, and for any chunks."""
-        context, kind = self._context, self._context.device.type
-        shape = (self._sizes.page_size, self._sizes.hidden_size, context.dtype)
-        budget, sequences = context.config.max_step_tokens, context.config.slots
-        fresh = token_buckets(PREFILL_TOKENS[kind], budget)
-        cached = token_buckets(CACHED_PREFILL_TOKENS[kind], budget, whole=kind == "cuda")
-        rooms = {size: min(sequences, max(PREFILL_SEQUENCES, size // _TOKENS_PER_SEQUENCE)) for size in cached}
-        return (
-            self._chunk_runner(
-                PrefillStep(self._decoder, self.caches, *shape, self.state.states),
-                dict.fromkeys(fresh, PREFILL_SEQUENCES),
-            ),
-            self._chunk_runner(
-                CachedPrefillStep(self._decoder, self.state, self.caches, *shape),
-                rooms | dict.fromkeys(cached[-1:], sequences),
-            ),
-        )
-
-    def _chunk_runner(self, step: PrefillStep | CachedPrefillStep, sequences: Mapping[int, int]) -> GraphRunner:
+    def _prefill_runner(self, sequences: Mapping[int, int], *, cached: bool) -> GraphRunner:
         """sequences: by tokens."""
-        bucket_list, before_ready = chunk_buckets(sequences, self._decoder.feature_levels)
+        page_size, hidden_size, dtype = self.sizes.page_size, self.sizes.hidden_size, self.context.dtype
+        step = PrefillStep(self.decoder, self.state, self.caches, page_size, hidden_size, dtype, cached)
+        bucket_list, before_ready = chunk_buckets(sequences, self.decoder.feature_levels)
         return self._runner(step.name, step, bucket_list, before_ready)
 
     def _decode_buckets(self, rows: list[int]) -> list[Bucket]:
         """Every number of rows, with each width of block tables."""
-        on_cpu = self._context.device.type == "cpu"
-        most = self._sizes.max_pages
+        on_cpu = self.context.device.type == "cpu"
+        most = self.sizes.max_pages
         widths = sorted({min(width, most) for width in _CPU_PAGES}) if on_cpu else [most]
         return [{"rows": count, "pages": pages} for count in rows for pages in widths]
-
-    def _row_runner(
-        self,
-        kind: str,
-        step: DecodeStep | VerifyStep | GuidedLayersStep | SampleStep | GuidedSampleStep,
-        bucket_list: list[Bucket],
-        *,
-        full: bool = False,
-        guided: bool = False,
-    ) -> GraphRunner:
-        """A runner of steps by rows. Before readiness it captures every size for plain sampling, but only powers of two
-        and the largest size for penalties and filters. The graphs for guided rows are captured while the engine idles,
-        so that they do not delay the start."""
-        largest = max((bucket["rows"] for bucket in bucket_list), default=0)
-        before_ready = [
-            bucket for bucket in bucket_list if not full or bucket["rows"].bit_count() == 1 or bucket["rows"] == largest
-        ]
-        if guided:
-            before_ready = []
-        # Between guided steps these are the slots of the last one, which a capture must not advance.
-        fill_others = self.state.sampled.zero_ if guided else None
-        return self._runner(kind, step, bucket_list, before_ready, fill_others)
 
     def _runner(
         self,
@@ -281,10 +247,12 @@ class ChatGraphs:
         step: Capturable,
         bucket_list: list[Bucket],
         before_ready: list[Bucket],
-        fill_others: Callable[[], object] | None = None,
+        *,
+        guided: bool = False,
     ) -> GraphRunner:
-        """before_ready: the buckets to capture before readiness; after a restart only the smallest of them."""
-        context = self._context
+        """before_ready: the buckets to capture before readiness; after a restart only the smallest of them. Graphs for
+        guided rows are captured while the engine idles, so that they do not delay the start."""
+        context = self.context
         return GraphRunner(
             self._name,
             kind,
@@ -293,6 +261,7 @@ class ChatGraphs:
             context.pool,
             context.observations,
             enabled=context.config.graphs,
-            before_ready=captured_first(before_ready, restarted=context.config.restarted),
-            fill_others=fill_others,
+            before_ready=[] if guided else captured_first(before_ready, restarted=context.config.restarted),
+            # Between guided steps these are the slots of the last one, which a capture must not advance.
+            fill_others=self.state.sampled.zero_ if guided else None,
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from service.engine.chat.encoder import Encoded
 from service.engine.chat.guided.guidance import MaskJob, Unread
-from service.engine.chat.pacing import ChunkBudget, ChunkWork
+from service.engine.chat.pacing import ChunkBudget
 from service.engine.chat.runner import PendingSampling
 from service.engine.chat.sequence import ChatSequence, Chunk
 from service.engine.core.readback import Readback
@@ -37,8 +37,10 @@ class Launch:
     drafts: int = 0
     """Of each row; the results then have 1 + drafts rows for each of `sequences`."""
     chunks: tuple[Chunk, ...] = ()
-    work: ChunkWork | None = None
-    """Work of the prefill chunks, if there are any."""
+    budget: ChunkBudget | None = None
+    """What its prefill chunks spent, if there are any."""
+    decode_seconds: float = 0.0
+    """Predicted seconds of the decode rows beside them."""
     encoded: Encoded | None = None
     """Set for an encoder pass."""
     pending_sampling: PendingSampling | None = None
@@ -50,8 +52,8 @@ class Launch:
     its sampling, and behind a launch of another model."""
 
     def add_chunks(self, budget: ChunkBudget) -> None:
-        """Adds the prefill chunks of a step, behind which its decode rows were predicted."""
-        self.work = ChunkWork(budget.padded(budget.used), budget.pairs, decode_seconds=self.predicted)
+        """Adds the prefill chunks of a step, whose decode rows alone were predicted."""
+        self.budget, self.decode_seconds = budget, self.predicted
         self.size += budget.used
         self.predicted += budget.predicted
 

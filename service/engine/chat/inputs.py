@@ -7,7 +7,7 @@ import numpy as np
 from models.interfaces.capturable import Bucket
 from service.engine.chat.sequence import ChatSequence, Chunk
 from service.engine.chat.slot_state import SAMPLED_INTS, IntColumn
-from service.engine.core.pages import block_tables, kv_slots
+from service.engine.core.pages import block_tables, packed_chunks
 from service.link.sampling import MAX_BIASES, MAX_STOP_IDS, FloatColumn
 
 STATE_BUFFERS = ("state_read", "state_write", "snapshot_rows", "snapshot_ends")
@@ -15,7 +15,7 @@ STATE_BUFFERS = ("state_read", "state_write", "snapshot_rows", "snapshot_ends")
 
 
 def required_prefill(chunks: tuple[Chunk, ...], feature_levels: int) -> Bucket:
-    """The smallest bucket that holds the chunks, for PrefillStep and CachedPrefillStep (service.engine.chat.steps)."""
+    """The smallest bucket that holds the chunks, for PrefillStep (service.engine.chat.steps)."""
     required = {"tokens": sum(chunk.length for chunk in chunks), "sequences": len(chunks)}
     if not feature_levels:
         return required
@@ -33,29 +33,21 @@ def chunk_arrays(
 ) -> dict[str, np.ndarray]:
     """The prefill rows of a packed batch; n is the number of tokens of all chunks.
 
-    tokens int64 [n], positions int64 [axes, n], slot_mapping int64 [n]; cu_seqlens_q and cu_seqlens_k int32 [chunks +
-    1]; chunk_slots int64 [chunks] and their block_tables int32 [chunks, max_pages]. sampled_rows int64: the packed rows
-    that end in a token, decode rows first. context_slots int64 [keys], only where a chunk has cached context;
-    media_rows int64, only where positions take embeddings of media; mark_rows int64, only where there are marks. The
-    last four count the decode rows, which are packed before the prefill rows. For models with recurrent state also
-    state_arrays.
+    tokens int64 [n], positions int64 [axes, n], and packed_chunks; chunk_slots int64 [chunks] and their block_tables
+    int32 [chunks, max_pages]. sampled_rows int64: the packed rows that end in a token, decode rows first. media_rows
+    int64, only where positions take embeddings of media; mark_rows int64, only where there are marks. The last three
+    count the decode rows, which are packed before the prefill rows. For models with recurrent state also state_arrays.
     """
     lengths = np.array([chunk.length for chunk in chunks])
     starts = num_decode_rows + np.cumsum(lengths) - lengths
-    context_slots = [kv_slots(chunk.sequence.pages, chunk.end, page_size) for chunk in chunks]
     lasts = [start + chunk.length - 1 for start, chunk in zip(starts, chunks, strict=True) if chunk.is_last]
     arrays = {
         "tokens": np.concatenate([chunk.sequence.token_ids(chunk.start, chunk.end) for chunk in chunks]),
         "positions": np.concatenate([c.sequence.positions(c.start, c.end) for c in chunks], axis=1),
-        "slot_mapping": np.concatenate([rows[c.start :] for rows, c in zip(context_slots, chunks, strict=True)]),
-        "cu_seqlens_q": cu_seqlens(lengths),
-        "cu_seqlens_k": cu_seqlens(np.array([chunk.end for chunk in chunks])),
         "chunk_slots": np.array([chunk.sequence.slot for chunk in chunks], dtype=np.int64),
         "block_tables": block_tables([chunk.sequence.pages for chunk in chunks], max_pages),
         "sampled_rows": np.concatenate((np.arange(num_decode_rows), np.array(lasts, dtype=np.int64))),
-    }
-    if any(chunk.start for chunk in chunks):
-        arrays["context_slots"] = np.concatenate(context_slots)
+    } | packed_chunks([(chunk.sequence.pages, chunk.start, chunk.end) for chunk in chunks], page_size)
     media = [
         np.arange(rows.start, rows.end) - chunk.start + start
         for start, chunk in zip(starts, chunks, strict=True)
@@ -96,11 +88,6 @@ def state_arrays(chunks: tuple[Chunk, ...]) -> dict[str, np.ndarray]:
         for s in (chunk.sequence,)
     ]
     return dict(zip(STATE_BUFFERS, np.array(rows, dtype=np.int64).T, strict=True))
-
-
-def cu_seqlens(lengths: np.ndarray) -> np.ndarray:
-    """Bounds of consecutive segments, int32 [segments + 1]."""
-    return np.concatenate((np.zeros(1), np.cumsum(lengths))).astype(np.int32)
 
 
 def admission_arrays(sequences: list[ChatSequence], vocab_size: int) -> dict[str, np.ndarray]:

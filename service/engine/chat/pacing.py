@@ -416,32 +416,20 @@ MIN_CHUNK_TOKENS = 128
 nothing is owed from earlier gaps."""
 
 
-@dataclass(frozen=True)
-class ChunkWork:
-    """The work of a step's prefill chunks."""
-
-    tokens: int
-    """Tokens, padding included."""
-    pairs: int
-    """Pairs of a query and a cached key."""
-    decode_seconds: float
-    """Predicted seconds of the decode rows in the same step."""
-
-
 class Pacing:
     """The costs of a model's launches, and the gaps between the tokens of its decode rows. Without a target for the
     gaps, the arbiter's allowance and UNPACED_CHUNKS limit work."""
 
     def __init__(self, itl_target: float | None, max_step_tokens: int) -> None:
-        """itl_target: seconds, see service.engine.chat.pacing."""
+        """itl_target: seconds; None: no target."""
         self.costs = ChatCosts()
         self.gaps = Gaps(itl_target)
         self._max_step_tokens = max_step_tokens
 
-    def start(self, decode: GraphRunner, prefill: GraphRunner, encoder: GraphRunner, pair: float) -> None:
-        """Starts from the seconds that were measured at the captures. pair: seconds of a pair of a query and a cached
-        key."""
-        for kind, runner in (("decode", decode), ("encoder", encoder)):
+    def start(self, runners: Mapping[str, GraphRunner], prefill: GraphRunner, pair: float) -> None:
+        """Starts from the seconds that were measured at the captures. runners: by kind of launch, but for prefills.
+        pair: seconds of a pair of a query and a cached key."""
+        for kind, runner in runners.items():
             for size, seconds in runner.measured_seconds:
                 self.costs.observe(kind, size, seconds.replay)
         tokens = [tokens for tokens, _ in prefill.measured_seconds]
@@ -489,10 +477,3 @@ class Pacing:
     def smallest_step(self, rows: int, *, prefills: bool) -> float:
         """Predicted seconds of the smallest step."""
         return self.decode_seconds(rows) + (self.costs.prefill.seconds(MIN_CHUNK_TOKENS, 0) if prefills else 0.0)
-
-    def observe(self, kind: str, size: int, chunks: ChunkWork | None, seconds: float) -> None:
-        """Records how long a launch took. size: decode rows, or patches of an encoder pass."""
-        if chunks is None:
-            self.costs.observe(kind, size, seconds)
-        else:
-            self.costs.prefill.observe(chunks.tokens, chunks.pairs, max(0.0, seconds - chunks.decode_seconds))

@@ -15,6 +15,7 @@ from service.engine.chat.guided.mask_server import BROKEN, COMPLETE
 from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.sequence import ChatSequence, Chunk
 from service.engine.core.faults import LaunchError, corrupted, launch_failure, queue_timeout
+from service.engine.core.request_stats import RequestStats
 from service.engine.core.worker import WorkerContext
 from service.link.messages import ChatDelta, ChatRequest, Failed, Outputs, PhaseTimes, TokenInfo
 from service.link.sampling import sampling_problem
@@ -156,9 +157,6 @@ class ChatRequests:
         self._seconds = 1.0
         """Mean time from the first step of a request to its end."""
 
-    def __len__(self) -> int:
-        return len(self._sequences)
-
     def submit(self, request: ChatRequest) -> None:
         """Queues a request or fails it; a bad one never raises."""
         waiting, running = len(self._scheduler.waiting), max(1, len(self._scheduler.running))
@@ -167,7 +165,7 @@ class ChatRequests:
             self._outbox.failed.append(failure)
             return
         cap, page_size = self._limits.length_cap(request), self._context.config.page_size
-        sequence = ChatSequence(request, cap, page_size, submitted=self._context.clock())
+        sequence = ChatSequence(request, cap, page_size, stats=RequestStats(self._context.clock()))
         if request.grammar:
             sequence.guide = self._guidance.begin(request.grammar, slow=request.slow_grammar)
         self._sequences[request.request_id] = sequence
@@ -178,11 +176,9 @@ class ChatRequests:
         """Records that a chunk was launched, and releases the items that it was the last to read."""
         sequence, observations = chunk.sequence, self._context.observations
         if sequence.stats.scheduled is None:
-            sequence.stats.scheduled = now
-            observations.observe("queue_duration_seconds", now - sequence.submitted, model=self._name)
-            observations.count("prefix_cache_query_tokens_total", sequence.num_prompt_tokens, model=self._name)
-            observations.count("prefix_cache_hit_tokens_total", sequence.cached_tokens, model=self._name)
-            if sequence.state_rows and sequence.cached_tokens:
+            positions, cached = sequence.num_prompt_tokens, sequence.cached_tokens
+            sequence.stats.start(now, observations, model=self._name, positions=positions, cached=cached)
+            if sequence.state_rows and cached:
                 observations.count("state_snapshot_hits_total", model=self._name)
         if sequence.pinned:
             self._vision.release(sequence, chunk.end)

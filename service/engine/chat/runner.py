@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from models.interfaces.capturable import Bucket, Plan
-from models.layers.kv_cache import PagedBatch
 from models.protocol import ChatModel
+from service.engine.chat import warmup as scratch
 from service.engine.chat.graphs import ChatGraphs, PrefillChoice, PrefillRoutes, StepSizes
 from service.engine.chat.guided.guidance import MaskJob, MaskTable
 from service.engine.chat.inputs import (
@@ -28,12 +28,12 @@ from service.engine.chat.inputs import (
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.sampler import log_probabilities
 from service.engine.chat.sequence import BlockAllocation, ChatSequence, Chunk, SamplerNeeds, Step
-from service.engine.chat.slot_state import SlotState, allocate_pending, allocate_states
-from service.engine.chat.steps import chunk_states, decode_rows, run_chunks, with_features
-from service.engine.chat.warmup import ScratchRuns
+from service.engine.chat.slot_state import SlotState, allocate_pending, allocate_states, row_bytes
+from service.engine.chat.steps import packed_rows, run_chunks, with_features
 from service.engine.core.faults import RepeatableLaunchError, launch_errors, with_second_try
 from service.engine.core.pages import pages_for
 from service.engine.core.worker import MemoryRequirements, WorkerContext
+from service.engine.memory import peak_bytes
 from service.graphs.buffers import upload_arrays
 from service.graphs.observations import Route
 from service.graphs.runner import GraphRunner
@@ -87,7 +87,6 @@ class ChatRunner:
         max_pages = pages_for(max_context + self.drafts, page_size)
         history = (max_pages + 1) * page_size if lookup else 0
         self._sizes = StepSizes(page_size, max_pages, hidden_size, vocab_limit, self.drafts, history)
-        self._scratch = ScratchRuns(self._decoder, self._sizes, context)
         self.embeds_width = hidden_size * (1 + model.decoder.feature_levels)
         """Width of the encoder's rows: an embedding followed by its features (Decoder.feature_levels)."""
 
@@ -100,26 +99,37 @@ class ChatRunner:
     def allocate(self, num_pages: int, masks: np.ndarray, state_rows: int) -> None:
         """Allocates the caches, the slot state and the recurrent state. masks: int32 [slots, words], where mask servers
         write."""
-        config, device = self._context.config, self._context.device
-        self._caches = [
-            spec.allocate(num_pages, self._sizes.page_size, device, self._context.dtype)
+        self.graphs = self._make_graphs(num_pages, state_rows)
+        self._state, self._caches = self.graphs.state, self.graphs.caches
+        self._masks = MaskTable(self._state, masks)
+        self._routes = PrefillRoutes(self.graphs.prefill, self.graphs.cached_prefill, self._decoder.feature_levels)
+
+    def _make_graphs(self, num_pages: int, state_rows: int) -> ChatGraphs:
+        """The graphs' runners, over new caches, slot state and recurrent state."""
+        config, device, sizes = self._context.config, self._context.device, self._sizes
+        caches = [
+            spec.allocate(num_pages, sizes.page_size, device, self._context.dtype)
             for spec in self._decoder.cache_specs()
         ]
         states = allocate_states(self._decoder, state_rows, device)
         pending = allocate_pending(self._decoder, config.slots, self.drafts, device)
-        sizes = self._sizes
-        self._state = SlotState(
+        state = SlotState(
             config.slots, sizes.max_pages, sizes.vocab_limit, device, states, pending, sizes.drafts, sizes.history
         )
-        self._masks = MaskTable(self._state, masks)
-        self.graphs = ChatGraphs(self._name, self._decoder, self._state, self._caches, self._sizes, self._context)
-        self._routes = PrefillRoutes(self.graphs.prefill, self.graphs.cached_prefill, self._decoder.feature_levels)
+        return ChatGraphs(self._name, self._decoder, state, caches, sizes, self._context)
 
     def measure(self, state_rows: int) -> MemoryRequirements:
-        return self._scratch.measure(state_rows)
+        """Of steps over caches of one page and one row of recurrent state, of which there will be `state_rows`."""
+        device = self._context.device
+        if device.type == "cpu":
+            return MemoryRequirements()
+        graphs = self._make_graphs(num_pages=1, state_rows=1)
+        num_bytes = graphs.state.num_bytes + graphs.held_hidden.nbytes
+        num_bytes += state_rows * row_bytes(self._decoder.state_specs())
+        return MemoryRequirements(max(peak_bytes(run, device) for run in scratch.largest_runs(graphs)), num_bytes)
 
     def warm_up(self) -> Iterator[None]:
-        return self._scratch.warm_up(self.graphs)
+        return scratch.warm_up(self.graphs)
 
     @property
     def prefill_sizes(self) -> tuple[int, ...]:
@@ -128,11 +138,10 @@ class ChatRunner:
 
     def calibrate(self, pacing: Pacing, encoder: GraphRunner) -> None:
         """Measures what cached keys cost, and starts `pacing` from this and from what the captures measured."""
-        if (seconds := self._scratch.pair_seconds(self.graphs)) is not None:
+        if (seconds := scratch.pair_seconds(self.graphs)) is not None:
             self._routes.pair_seconds = seconds
-        pacing.start(self.graphs.decode[False], self.graphs.cached_prefill, encoder, self._routes.pair_seconds.replay)
-        for size, seconds in self.graphs.verify[False].measured_seconds:
-            pacing.costs.observe("verify", size, seconds.replay)
+        runners = {"decode": self.graphs.decode[False], "verify": self.graphs.verify[False], "encoder": encoder}
+        pacing.start(runners, self.graphs.cached_prefill, self._routes.pair_seconds.replay)
 
     def measure_again(self, pacing: Pacing, encoder: GraphRunner) -> bool:
         """Calibrates a second time after a restart, since most graphs are captured after the first one; False if that
@@ -292,48 +301,22 @@ class ChatRunner:
                 arrays |= history_arrays([chunk.sequence for chunk in ends])
         sent = upload_arrays(arrays, self._context.device)
         self._state.block_tables.index_copy_(0, sent["chunk_slots"], sent["block_tables"])
-        tokens, positions, slot_mapping, tables, seq_lens = self._packed_rows(step, sent)
+        tokens, positions, batch = packed_rows(
+            sent, self._state, self._caches, self._table_width(step), sizes.page_size
+        )
         hidden = self._decoder.embed(tokens)
         if "media_rows" in sent:
             media = self._media(step.chunks, embeds).to(hidden.dtype)
             hidden = with_features(hidden, media.shape[1]).index_copy(0, sent["media_rows"], media)
         if prefill is not None:
-            hidden = self._replay_prefill(prefill, step.chunks, arrays, hidden, positions, slot_mapping)
+            hidden = self._replay_prefill(prefill, step.chunks, arrays, hidden, positions, batch.slot_mapping)
         else:
-            batch = PagedBatch(
-                caches=self._caches,
-                page_size=sizes.page_size,
-                slot_mapping=slot_mapping,
-                num_decode_rows=len(step.slots),
-                block_tables=tables,
-                seq_lens=seq_lens,
-                cu_seqlens_q=sent["cu_seqlens_q"],
-                cu_seqlens_k=sent["cu_seqlens_k"],
-                context_slots=sent.get("context_slots"),
-                states=chunk_states(sent, self._state.states),
-            )
             hidden = run_chunks(self._decoder, hidden, positions, batch, sent)
         if ends:
             self._admit(sent)  # After the launch of the pass, which a GPU then runs meanwhile.
         marks = sent.get("mark_rows")
         classes = None if marks is None else self._decoder.logits(hidden[marks]).argmax(dim=1)
         return hidden[sent["sampled_rows"]], classes
-
-    def _packed_rows(
-        self, step: Step, sent: Mapping[str, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Tokens int64 [n], positions int64 [axes, n] and slot mapping int64 [n] of decode rows and chunks, then block
-        tables and lengths of the decode rows, if there are any."""
-        tokens, positions, slot_mapping = sent["tokens"], sent["positions"], sent["slot_mapping"]
-        if not len(step.slots):
-            return tokens, positions, slot_mapping, None, None
-        decode_tokens, decode_positions, decode_slot_mapping, tables, seq_lens = decode_rows(
-            sent["slots"], self._state, self._table_width(step), self._sizes.page_size
-        )
-        tokens = torch.cat((decode_tokens, tokens))
-        positions = torch.cat((decode_positions.expand(positions.shape[0], -1), positions), dim=1)
-        slot_mapping = torch.cat((decode_slot_mapping, slot_mapping))
-        return tokens, positions, slot_mapping, tables, seq_lens
 
     def _replay_prefill(
         self,

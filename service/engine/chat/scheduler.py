@@ -70,7 +70,7 @@ class Scheduler:
         return bool(self._prefilling or self.waiting)
 
     def never_scheduled(self, *, submitted_before: float) -> list[ChatSequence]:
-        return [s for s in self.waiting if s.stats.scheduled is None and s.submitted < submitted_before]
+        return [s for s in self.waiting if s.stats.scheduled is None and s.stats.submitted < submitted_before]
 
     def has_chunks(self, can_start: Callable[[ChatSequence], bool]) -> bool:
         """Whether a prompt has begun or could begin, given room."""

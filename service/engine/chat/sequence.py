@@ -73,8 +73,6 @@ class ChatSequence:
     """The length cap, from the request, the context and the number of pages."""
     page_size: int
 
-    submitted: float = 0.0
-    """When the engine got it: reading and decoding the request took from its arrival until then."""
     generated: list[int] = field(default_factory=list)
     """Sampled tokens that were read."""
     num_unread: int = 0

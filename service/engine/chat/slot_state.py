@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from models.interfaces.capturable import BufferSpec
 from models.protocol import Decoder
-from service.link.sampling import MAX_BIASES, MAX_STOP_IDS, FloatColumn, SamplingOptions, SamplingParams
+from service.link.sampling import MAX_BIASES, MAX_STOP_IDS, SamplingOptions, SamplingParams
 
 
 class IntColumn(IntEnum):
@@ -90,13 +91,13 @@ class SlotState:
         self.prompt_seen = torch.zeros((rows, vocab_size), dtype=torch.bool, device=device)
         self.output_counts = torch.zeros((rows, vocab_size), dtype=torch.int32, device=device)
         self.sampled = torch.zeros((2, rows), dtype=torch.int64, device=device)
-        self.allowed = torch.full((rows, _mask_words(vocab_size)), -1, dtype=torch.int32, device=device)
+        self.allowed = torch.full((rows, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
 
-    @staticmethod
-    def num_bytes(num_slots: int, max_pages: int, vocab_size: int, history: int = 0) -> int:
-        """Bytes of all tables."""
-        words = len(FloatColumn) + max_pages + MAX_BIASES + _mask_words(vocab_size) + history
-        return (num_slots + 1) * (8 * (len(IntColumn) + MAX_STOP_IDS + MAX_BIASES + 2) + 4 * words + 5 * vocab_size)
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tables but the recurrent states."""
+        tables = [value for value in vars(self).values() if isinstance(value, Tensor)]
+        return sum(table.nbytes for table in chain(tables, *(layer.values() for layer in self.pending)))
 
 
 def allocate_states(decoder: Decoder, num_rows: int, device: torch.device) -> list[dict[str, Tensor]]:
@@ -120,7 +121,3 @@ def row_bytes(layers: Sequence[Mapping[str, BufferSpec]]) -> int:
     """Bytes of a row of all tables together."""
     specs = [spec for layer in layers for spec in layer.values()]
     return sum(torch.Size(spec.shape).numel() * spec.dtype.itemsize for spec in specs)
-
-
-def _mask_words(vocab_size: int) -> int:
-    return -(-vocab_size // 32)

@@ -271,41 +271,14 @@ class VerifyStep:
 
 @dataclass(frozen=True, eq=False)
 class PrefillStep:
-    """The layers over whole prompts, or their first chunks, without cached context. Bucket: tokens, sequences; for
-    decoders with features of media rows (Decoder.feature_levels) also levels: their number, or 0 for text, which then
-    does not pay for them. Output: hidden [tokens, hidden_size].
+    """The layers over chunks of prompts. Bucket: tokens, sequences; for decoders with features of media rows
+    (Decoder.feature_levels) also levels: their number, or 0 for text, which then does not pay for them. Output: hidden
+    [tokens, hidden_size]. Padded rows write to the scratch page.
 
-    Padded rows write to the scratch page.
-    """
-
-    decoder: Decoder
-    caches: Sequence[Mapping[str, Tensor]]
-    page_size: int
-    hidden_size: int
-    dtype: torch.dtype
-    states: Sequence[Mapping[str, Tensor]] = ()
-    name = "prefill"
-
-    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        return _chunk_specs(self.decoder, bucket, self.hidden_size, self.dtype, stateful=bool(self.states))
-
-    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        states = chunk_states(buffers, self.states)
-        ends, slot_mapping = buffers["cu_seqlens"], buffers["slot_mapping"]
-        batch = PagedBatch(
-            self.caches, self.page_size, slot_mapping, cu_seqlens_q=ends, cu_seqlens_k=ends, states=states
-        )
-        return {"hidden": run_chunks(self.decoder, buffers["hidden"], buffers["positions"].T, batch, buffers)}
-
-
-@dataclass(frozen=True, eq=False)
-class CachedPrefillStep:
-    """The layers over any mix of chunks, with cached context or without. Bucket: as PrefillStep. Output: hidden
-    [tokens, hidden_size].
-
-    Attention reads the pages of the sequences through the block tables of their slots, which already hold the chunks'
-    own pages. The lengths of the sequences are read on the device, so cached context is not a size of the bucket.
-    Padded sequences have the scratch slot and no keys.
+    cached: any mix of chunks, with cached context or without. Attention then reads the pages of the sequences through
+    the block tables of their slots, which already hold the chunks' own pages. The lengths of the sequences are read on
+    the device, so cached context is not a size of the bucket. Padded sequences have the scratch slot and no keys.
+    Otherwise whole prompts or their first chunks, which attend to their own keys, packed.
     """
 
     decoder: Decoder
@@ -314,28 +287,69 @@ class CachedPrefillStep:
     page_size: int
     hidden_size: int
     dtype: torch.dtype
-    name = "cached_prefill"
+    cached: bool
+
+    @property
+    def name(self) -> str:
+        return "cached_prefill" if self.cached else "prefill"
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        sequences = bucket["sequences"]
-        stateful = bool(self.state.states)
-        return _chunk_specs(self.decoder, bucket, self.hidden_size, self.dtype, stateful=stateful) | {
-            "slots": BufferSpec((sequences,), torch.int64),
-            "seq_lens": BufferSpec((sequences,), torch.int32),
+        tokens, sequences = bucket["tokens"], bucket["sequences"]
+        specs = {
+            "hidden": BufferSpec((tokens, (1 + bucket.get("levels", 0)) * self.hidden_size), self.dtype),
+            "positions": BufferSpec((tokens, self.decoder.position_axes), torch.int64),
+            "slot_mapping": BufferSpec((tokens,), torch.int64),
+            "cu_seqlens": BufferSpec((sequences + 1,), torch.int32),
         }
+        if self.decoder.drafter is not None:
+            specs["next_tokens"] = BufferSpec((tokens,), torch.int64)
+        if self.state.states:
+            specs |= {name: BufferSpec((sequences,), torch.int64) for name in STATE_BUFFERS}
+        if self.cached:
+            specs["slots"] = BufferSpec((sequences,), torch.int64)
+            specs["seq_lens"] = BufferSpec((sequences,), torch.int32)
+        return specs
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        tables = self.state.block_tables[buffers["slots"]]
+        ends = buffers["cu_seqlens"]
         batch = PagedBatch(
             self.caches,
             self.page_size,
             buffers["slot_mapping"],
-            cu_seqlens_q=buffers["cu_seqlens"],
-            prefill_tables=tables,
-            prefill_lens=buffers["seq_lens"],
+            cu_seqlens_q=ends,
+            cu_seqlens_k=None if self.cached else ends,
+            prefill_tables=self.state.block_tables[buffers["slots"]] if self.cached else None,
+            prefill_lens=buffers["seq_lens"] if self.cached else None,
             states=chunk_states(buffers, self.state.states),
         )
         return {"hidden": run_chunks(self.decoder, buffers["hidden"], buffers["positions"].T, batch, buffers)}
+
+
+def packed_rows(
+    sent: Mapping[str, Tensor], state: SlotState, caches: Sequence[Mapping[str, Tensor]], max_pages: int, page_size: int
+) -> tuple[Tensor, Tensor, PagedBatch]:
+    """Tokens int64 [n], positions int64 [axes, n] and the batch of an eager pass: a decode row for each of `slots`,
+    then chunks. sent: slots int64 [rows], and service.engine.chat.inputs.chunk_arrays."""
+    tokens, positions, slot_mapping = sent["tokens"], sent["positions"], sent["slot_mapping"]
+    slots, tables, seq_lens = sent["slots"], None, None
+    if len(slots):
+        row_tokens, row_positions, row_mapping, tables, seq_lens = decode_rows(slots, state, max_pages, page_size)
+        tokens = torch.cat((row_tokens, tokens))
+        positions = torch.cat((row_positions.expand(positions.shape[0], -1), positions), dim=1)
+        slot_mapping = torch.cat((row_mapping, slot_mapping))
+    batch = PagedBatch(
+        caches,
+        page_size,
+        slot_mapping,
+        len(slots),
+        tables,
+        seq_lens,
+        cu_seqlens_q=sent["cu_seqlens_q"],
+        cu_seqlens_k=sent["cu_seqlens_k"],
+        context_slots=sent.get("context_slots"),
+        states=chunk_states(sent, state.states),
+    )
+    return tokens, positions, batch
 
 
 def run_chunks(
@@ -354,24 +368,6 @@ def run_chunks(
 def with_features(hidden: Tensor, width: int) -> Tensor:
     """Appends zeros, the features of text, to embeddings [n, hidden_size] -> rows [n, width] of a prefill."""
     return F.pad(hidden, (0, width - hidden.shape[1])) if width > hidden.shape[1] else hidden
-
-
-def _chunk_specs(
-    decoder: Decoder, bucket: Bucket, hidden_size: int, dtype: torch.dtype, *, stateful: bool
-) -> dict[str, BufferSpec]:
-    """Buffers of packed chunks: their rows, where each chunk ends, and where its recurrent state is."""
-    tokens, sequences = bucket["tokens"], bucket["sequences"]
-    specs = {
-        "hidden": BufferSpec((tokens, (1 + bucket.get("levels", 0)) * hidden_size), dtype),
-        "positions": BufferSpec((tokens, decoder.position_axes), torch.int64),
-        "slot_mapping": BufferSpec((tokens,), torch.int64),
-        "cu_seqlens": BufferSpec((sequences + 1,), torch.int32),
-    }
-    if decoder.drafter is not None:
-        specs["next_tokens"] = BufferSpec((tokens,), torch.int64)
-    if stateful:
-        specs |= {name: BufferSpec((sequences,), torch.int64) for name in STATE_BUFFERS}
-    return specs
 
 
 def chunk_states(buffers: Mapping[str, Tensor], states: Sequence[Mapping[str, Tensor]]) -> StateRows | None:

@@ -3,184 +3,111 @@ costs, and compile the kernels of eager runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from models.interfaces.capturable import Bucket, Capturable, Plan
-from models.layers.kv_cache import PagedBatch
-from models.protocol import Decoder
+from models.interfaces.capturable import Plan
 from service.engine.chat.drafts import MAX_ROWS
-from service.engine.chat.graphs import ChatGraphs, StepSizes
-from service.engine.chat.inputs import STATE_BUFFERS, cu_seqlens
+from service.engine.chat.graphs import ChatGraphs
+from service.engine.chat.inputs import STATE_BUFFERS
 from service.engine.chat.pacing import chunk_tokens
-from service.engine.chat.slot_state import SlotState, allocate_pending, allocate_states, row_bytes
-from service.engine.chat.steps import (
-    CachedPrefillStep,
-    DecodeStep,
-    GuidedSampleStep,
-    LayersStep,
-    Sampling,
-    VerifyStep,
-    chunk_states,
-    decode_rows,
-    run_chunks,
-    with_features,
-)
-from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS, MemoryRequirements, WorkerContext
-from service.engine.memory import peak_bytes
+from service.engine.chat.steps import packed_rows, run_chunks, with_features
+from service.engine.core.pages import scratch_chunks
+from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS
 from service.graphs.buckets import powers_of_two
-from service.graphs.buffers import exact_buffers, upload_arrays
+from service.graphs.buffers import upload_arrays
 from service.graphs.pool import RouteSeconds, seconds_of
 
 _MEASURED_CONTEXT = 4096
 """Number of cached keys before a chunk, to measure their cost."""
 
 
-class ScratchRuns:
-    """The runs of one model. `measure` runs before the caches are allocated; the others take the model's graphs."""
+def largest_runs(graphs: ChatGraphs) -> Iterator[Callable[[], object]]:
+    """What takes most memory eagerly: the largest step with a prefill, and steps of all slots."""
+    config, sizes = graphs.context.config, graphs.sizes
+    beside_rows = config.slots + chunk_tokens(config.max_step_tokens, config.slots)
+    tokens = min(max(config.max_step_tokens, beside_rows), sizes.max_pages * sizes.page_size)
+    yield partial(scratch_prefill, graphs, [tokens])
+    largest = [
+        (graphs.decode[True], {"rows": config.slots, "pages": sizes.max_pages}),
+        (graphs.guided_sample[True], {"rows": config.slots}),
+    ]
+    if sizes.drafts:
+        rows = min(config.slots, MAX_ROWS)
+        largest += [(graphs.verify[True], {"rows": rows, "pages": sizes.max_pages, "drafts": sizes.drafts})]
+    # Fewer tokens may take more memory: the kernel splits their keys and keeps partial results (paged_prefill).
+    for size in powers_of_two(tokens):
+        largest += [(graphs.cached_prefill, {"tokens": size, "sequences": config.slots})]
+    for runner, bucket in largest:
+        yield runner.filler_run(bucket)
 
-    def __init__(self, decoder: Decoder, sizes: StepSizes, context: WorkerContext) -> None:
-        self._decoder = decoder
-        self._sizes = sizes
-        self._context = context
 
-    def measure(self, state_rows: int) -> MemoryRequirements:
-        """Peak of the largest step with a prefill and of a decode step of all slots, over caches of one page and one
-        row of recurrent state, of which there will be `state_rows`."""
-        device, config, dtype, sizes = self._context.device, self._context.config, self._context.dtype, self._sizes
-        if device.type == "cpu":
-            return MemoryRequirements()
-        caches = [spec.allocate(1, sizes.page_size, device, dtype) for spec in self._decoder.cache_specs()]
-        beside_rows = config.slots + chunk_tokens(config.max_step_tokens, config.slots)
-        tokens = min(max(config.max_step_tokens, beside_rows), sizes.max_pages * sizes.page_size)
-        states = allocate_states(self._decoder, 1, device)
-        pending = allocate_pending(self._decoder, 0, sizes.drafts, device)
-        state = SlotState(
-            config.slots, sizes.max_pages, sizes.vocab_limit, device, states, pending, sizes.drafts, sizes.history
-        )
-        prefill = peak_bytes(lambda: self._prefill(caches, [tokens], state), device)
-        sampling = Sampling(self._decoder, state, sizes.vocab_limit, full=True)
-        step = DecodeStep(LayersStep(self._decoder, state, caches, sizes.page_size), sampling)
-        decode = self._peak_of(step, {"rows": config.slots, "pages": sizes.max_pages})
-        if sizes.drafts:
-            rows = min(config.slots, MAX_ROWS)
-            verify = VerifyStep(step.layers, sampling)
-            decode = max(
-                decode, self._peak_of(verify, {"rows": rows, "pages": sizes.max_pages, "drafts": sizes.drafts})
-            )
-        cached = CachedPrefillStep(self._decoder, state, caches, sizes.page_size, sizes.hidden_size, dtype)
-        # Fewer tokens may take more memory: the kernel splits their keys and keeps partial results (paged_prefill).
-        for size in powers_of_two(tokens):
-            prefill = max(prefill, self._peak_of(cached, {"tokens": size, "sequences": config.slots}))
-        held_hidden = torch.zeros((config.slots, sizes.hidden_size), dtype=dtype, device=device)
-        guided = self._peak_of(GuidedSampleStep(state, sampling, held_hidden), {"rows": config.slots})
-        peak = max(prefill, decode, guided)
-        num_bytes = SlotState.num_bytes(config.slots, sizes.max_pages, sizes.vocab_limit, sizes.history)
-        num_bytes += held_hidden.nbytes + state_rows * row_bytes(self._decoder.state_specs())
-        if sizes.drafts:
-            num_bytes += (config.slots + 1) * row_bytes(self._decoder.pending_specs(1 + sizes.drafts))
-        return MemoryRequirements(peak, num_bytes)
+def warm_up(graphs: ChatGraphs) -> Iterator[None]:
+    """Runs what may run eagerly: decode steps and prefills of each power of two, prefills with cached context, of many
+    sequences, and beside decode rows. Yields after each."""
+    config, sizes = graphs.context.config, graphs.sizes
+    rows = powers_of_two(config.slots)
+    for full in (False, True):
+        yield from graphs.decode[full].warm_up({"rows": count, "pages": sizes.max_pages} for count in rows)
+        yield from graphs.verify[full].warm_up(graphs.verify[full].bucket_list)
+        yield from graphs.sample[full].warm_up({"rows": count} for count in rows)
+        yield from graphs.guided_sample[full].warm_up({"rows": count} for count in rows)
+    yield from graphs.layers.warm_up({"rows": count, "pages": sizes.max_pages} for count in rows)
+    passes = [([tokens], 0, 0) for tokens in powers_of_two(min(config.max_step_tokens, WARM_TOKENS))]
+    passes += [([1, 2], sizes.page_size, 0), ([1] * WARM_SEQUENCES, 0, 0)]
+    if not graphs.state.states:
+        passes += [([1], 0, count) for count in rows]
+    for lengths, cached, count in passes:
+        scratch_prefill(graphs, lengths, cached=cached, rows=count)
+        yield
+    yield from graphs.cached_prefill.warm_up(graphs.cached_prefill.bucket_list[:1])
 
-    def _peak_of(self, step: Capturable, bucket: Bucket) -> int:
-        """Bytes at the peak of a pass over buffers of this size."""
-        device = self._context.device
-        buffers = exact_buffers(step.buffer_specs(bucket), Plan(arrays={}, required=bucket), device)
-        return peak_bytes(lambda: step.forward(buffers, bucket), device)
 
-    def warm_up(self, graphs: ChatGraphs) -> Iterator[None]:
-        """Runs what may run eagerly: decode steps and prefills of each power of two, prefills with cached context, of
-        many sequences, and beside decode rows. Yields after each."""
-        config, sizes = self._context.config, self._sizes
-        rows = powers_of_two(config.slots)
-        for full in (False, True):
-            yield from graphs.decode[full].warm_up({"rows": count, "pages": sizes.max_pages} for count in rows)
-            yield from graphs.verify[full].warm_up(graphs.verify[full].bucket_list)
-            yield from graphs.sample[full].warm_up({"rows": count} for count in rows)
-            yield from graphs.guided_sample[full].warm_up({"rows": count} for count in rows)
-        yield from graphs.layers.warm_up({"rows": count, "pages": sizes.max_pages} for count in rows)
-        passes = [([tokens], 0, 0) for tokens in powers_of_two(min(config.max_step_tokens, WARM_TOKENS))]
-        passes += [([1, 2], sizes.page_size, 0), ([1] * WARM_SEQUENCES, 0, 0)]
-        if not graphs.state.states:
-            passes += [([1], 0, count) for count in rows]
-        for lengths, cached, count in passes:
-            self._prefill(graphs.caches, lengths, graphs.state, cached=cached, rows=count)
-            yield
-        yield from graphs.cached_prefill.warm_up(graphs.cached_prefill.bucket_list[:1])
+def pair_seconds(graphs: ChatGraphs) -> RouteSeconds | None:
+    """Seconds of a pair of a query and a cached key on each route, measured with the largest captured bucket; None if
+    none is captured or the context has no room for cached keys."""
+    runner, sizes = graphs.cached_prefill, graphs.sizes
+    largest = max(runner.captured, key=lambda bucket: bucket["tokens"], default=None)
+    if largest is None:
+        return None
+    tokens = largest["tokens"]
+    cached = min(_MEASURED_CONTEXT, sizes.max_pages * sizes.page_size - tokens)
+    if cached <= 0:
+        return None
 
-    def pair_seconds(self, graphs: ChatGraphs) -> RouteSeconds | None:
-        """Seconds of a pair of a query and a cached key on each route, measured with the largest captured bucket; None
-        if none is captured or the context has no room for cached keys."""
-        runner = graphs.cached_prefill
-        largest = max(runner.captured, key=lambda bucket: bucket["tokens"], default=None)
-        if largest is None:
-            return None
-        tokens = largest["tokens"]
-        cached = min(_MEASURED_CONTEXT, self._sizes.max_pages * self._sizes.page_size - tokens)
-        if cached <= 0:
-            return None
+    def replay(keys: int) -> float:
+        arrays = {"cu_seqlens": np.array([0, tokens], np.int32), "seq_lens": np.array([keys + tokens], np.int32)}
+        plan = Plan(arrays, {**largest, "sequences": 1}, fills={"cu_seqlens": tokens})
+        seconds = runner.replay_seconds(plan)
+        assert seconds is not None
+        return seconds
 
-        def replay(keys: int) -> float:
-            arrays = {"cu_seqlens": cu_seqlens(np.array([tokens])), "seq_lens": np.array([keys + tokens], np.int32)}
-            plan = Plan(arrays, {**largest, "sequences": 1}, fills={"cu_seqlens": tokens})
-            seconds = runner.replay_seconds(plan)
-            assert seconds is not None
-            return seconds
+    def eager(keys: int) -> float:
+        return seconds_of(partial(scratch_prefill, graphs, [tokens], cached=keys), graphs.context.device)
 
-        def eager(keys: int) -> float:
-            return seconds_of(
-                lambda: self._prefill(graphs.caches, [tokens], graphs.state, cached=keys), self._context.device
-            )
+    # The first runs include allocations and the start of libraries.
+    for keys in (0, cached):
+        eager(keys)
+    pairs = tokens * cached
+    each = (max(0.0, run(cached) - run(0)) / pairs for run in (eager, replay))
+    return RouteSeconds(*each)
 
-        # The first runs include allocations and the start of libraries.
-        for keys in (0, cached):
-            eager(keys)
-        pairs = tokens * cached
-        each = (max(0.0, run(cached) - run(0)) / pairs for run in (eager, replay))
-        return RouteSeconds(*each)
 
-    def _prefill(
-        self,
-        caches: Sequence[Mapping[str, Tensor]],
-        lengths: list[int],
-        state: SlotState,
-        *,
-        cached: int = 0,
-        rows: int = 0,
-    ) -> None:
-        """The decoder over prompts of these lengths, each after `cached` keys, together with `rows` decode rows."""
-        sizes, counts = self._sizes, np.array(lengths)
-        tokens = rows + int(counts.sum())
-        arrays = {
-            "slot_mapping": np.zeros(tokens, dtype=np.int64),
-            "cu_seqlens_q": cu_seqlens(counts),
-            "cu_seqlens_k": cu_seqlens(counts + cached),
-            "slots": np.zeros(rows, dtype=np.int64),
-        }
-        if state.states:
-            arrays |= {name: np.zeros(len(lengths), dtype=np.int64) for name in STATE_BUFFERS}
-        if cached:
-            arrays["context_slots"] = np.zeros(int((counts + cached).sum()), dtype=np.int64)
-        sent = upload_arrays(arrays, self._context.device)
-        tables = seq_lens = None
-        if rows:
-            *_, tables, seq_lens = decode_rows(sent["slots"], state, sizes.max_pages, sizes.page_size)
-        batch = PagedBatch(
-            caches=caches,
-            page_size=sizes.page_size,
-            slot_mapping=sent["slot_mapping"],
-            num_decode_rows=rows,
-            block_tables=tables,
-            seq_lens=seq_lens,
-            cu_seqlens_q=sent["cu_seqlens_q"],
-            cu_seqlens_k=sent["cu_seqlens_k"],
-            context_slots=sent.get("context_slots"),
-            states=chunk_states(sent, state.states),
-        )
-        zeros = torch.zeros(tokens, dtype=torch.int64, device=self._context.device)
-        width = sizes.hidden_size * (1 + self._decoder.feature_levels)
-        hidden = with_features(self._decoder.embed(zeros), width)
-        positions = zeros.expand(self._decoder.position_axes, -1)
-        run_chunks(self._decoder, hidden, positions, batch, {"next_tokens": zeros})
+def scratch_prefill(graphs: ChatGraphs, lengths: list[int], *, cached: int = 0, rows: int = 0) -> None:
+    """The decoder over prompts of these lengths, each after `cached` keys, together with `rows` decode rows."""
+    decoder, state, sizes = graphs.decoder, graphs.state, graphs.sizes
+    zeros = np.zeros(sum(lengths), dtype=np.int64)
+    arrays = {
+        "tokens": zeros,
+        "next_tokens": zeros,
+        "positions": np.zeros((decoder.position_axes, len(zeros)), dtype=np.int64),
+        "slots": np.zeros(rows, dtype=np.int64),
+    } | scratch_chunks(lengths, cached, sizes.page_size)
+    if state.states:
+        arrays |= {name: np.zeros(len(lengths), dtype=np.int64) for name in STATE_BUFFERS}
+    sent = upload_arrays(arrays, graphs.context.device)
+    tokens, positions, batch = packed_rows(sent, state, graphs.caches, sizes.max_pages, sizes.page_size)
+    hidden = with_features(decoder.embed(tokens), sizes.hidden_size * (1 + decoder.feature_levels))
+    run_chunks(decoder, hidden, positions, batch, sent)

@@ -335,7 +335,7 @@ class ChatWorker:
             seconds = launch.readback.seconds() or seconds
             self._vision.observe(launch.encoded, seconds, now)
         if launch.timing_valid and timed:
-            self._pacing.observe(launch.kind, launch.size, launch.work, seconds)
+            self._learn(launch, seconds)
         for chunk in launch.chunks:
             if not chunk.is_last:
                 chunk.sequence.stats.add(launch.route == "replay", launch.rows)
@@ -352,6 +352,15 @@ class ChatWorker:
         self._observations.observe("step_duration_seconds", seconds, **labels, route=launch.route)
         host_seconds = launch.host_seconds + time.perf_counter() - started
         self._observations.observe("step_host_duration_seconds", host_seconds, **labels)
+
+    def _learn(self, launch: Launch, seconds: float) -> None:
+        """Records how long a launch took; of chunks, without the decode rows beside them."""
+        costs, chunks = self._pacing.costs, launch.budget
+        if chunks is None:
+            costs.observe(launch.kind, launch.size, seconds)
+        else:
+            chunk_seconds = max(0.0, seconds - launch.decode_seconds)
+            costs.prefill.observe(chunks.padded(chunks.used), chunks.pairs, chunk_seconds)
 
     def _read_tokens(self, launch: Launch) -> None:
         assert launch.readback is not None

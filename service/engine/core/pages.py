@@ -49,6 +49,27 @@ def kv_slots(pages: Sequence[int], count: int, page_size: int) -> np.ndarray:
     return np.asarray(pages, dtype=np.int64)[positions // page_size] * page_size + positions % page_size
 
 
+def packed_chunks(chunks: Sequence[tuple[Sequence[int], int, int]], page_size: int) -> dict[str, np.ndarray]:
+    """Where chunks of prompts, packed one behind the other, are in the cache, by the names of PagedBatch: slot_mapping
+    int64 [n], cu_seqlens_q and cu_seqlens_k int32 [chunks + 1] and, where a chunk has cached context, context_slots
+    int64 [keys]. A chunk is the positions [start, end) of a sequence: its pages, start and end."""
+    keys = [kv_slots(pages, end, page_size) for pages, _, end in chunks]
+    arrays = {
+        "slot_mapping": np.concatenate([slots[start:] for slots, (_, start, _) in zip(keys, chunks, strict=True)]),
+        "cu_seqlens_q": np.cumsum([0, *(end - start for _, start, end in chunks)], dtype=np.int32),
+        "cu_seqlens_k": np.cumsum([0, *(end for _, _, end in chunks)], dtype=np.int32),
+    }
+    if any(start for _, start, _ in chunks):
+        arrays["context_slots"] = np.concatenate(keys)
+    return arrays
+
+
+def scratch_chunks(lengths: Sequence[int], cached: int, page_size: int) -> dict[str, np.ndarray]:
+    """packed_chunks of prompts of these lengths, each after `cached` keys, in the scratch page."""
+    chunks = [([0] * pages_for(cached + length, page_size), cached, cached + length) for length in lengths]
+    return packed_chunks(chunks, page_size)
+
+
 def block_tables(sequences: Sequence[Sequence[int]], max_pages: int) -> np.ndarray:
     """The pages of each sequence, int32 [sequences, max_pages]; the scratch page where a sequence has none."""
     tables = np.zeros((len(sequences), max_pages), dtype=np.int32)

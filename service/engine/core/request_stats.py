@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from service.graphs.observations import Observations
 from service.link.messages import PhaseTimes, StepCounts
 
 
@@ -12,6 +13,8 @@ class RequestStats:
     """Counts and times of one request. `counts` is sent with its last delta, `times` with its first. Times are on the
     worker's clock."""
 
+    submitted: float = 0.0
+    """When the engine got it: reading and decoding the request took from its arrival until then."""
     steps: int = 0
     """Steps that included it."""
     replayed: int = 0
@@ -27,6 +30,13 @@ class RequestStats:
     """Launch of its first step."""
     encoder: tuple[float, float] | None = None
     """Start of the first encoder pass with one of its items, and end of the last one."""
+
+    def start(self, now: float, observations: Observations, *, model: str, positions: int, cached: int) -> None:
+        """Records the launch of its first step. cached: positions of its prompt found in the prefix cache."""
+        self.scheduled = now
+        observations.observe("queue_duration_seconds", now - self.submitted, model=model)
+        observations.count("prefix_cache_query_tokens_total", positions, model=model)
+        observations.count("prefix_cache_hit_tokens_total", cached, model=model)
 
     def add(self, replayed: bool, rows: int) -> None:
         """Records a step with `rows` rows that included the request."""

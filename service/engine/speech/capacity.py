@@ -24,15 +24,14 @@ from service.link.config import EngineConfig
 
 
 class AdapterFiles:
-    """The checked adapters of a directory, all of which are on the device, and the layout of a slot that can hold any
-    of them. slots: by name."""
+    """The checked adapters of a directory, if one is configured, all of which are on the device, and the layout of a
+    slot that can hold any of them. slots: by name."""
 
     def __init__(self, config: EngineConfig, model: SpeechModel) -> None:
         """Raises CheckpointError, which names the file and what is wrong with it."""
         places = model.lora_places()
-        self._files: dict[str, LoraFile] = {
-            folder.name: survey(folder, places) for folder in adapter_folders(Path(config.lora_voices))
-        }
+        folders = adapter_folders(Path(config.lora_voices)) if config.lora_voices else ()
+        self._files: dict[str, LoraFile] = {folder.name: survey(folder, places) for folder in folders}
         self._layout: LoraLayout | None = layout_of(list(self._files.values()), places) if self._files else None
         self.slots = {name: slot for slot, name in enumerate(self._files)}
 

@@ -22,7 +22,7 @@ _MAX_OVER_MEAN = 3.0
 class SpeechCosts:
     """Running means of seconds by (kind, solver steps, size), with deviations for safe bounds.
 
-    Size is rounded tokens for "prefill" (prefill.eager_cost_key), the bucket's tokens for replayed prefills, the rows
+    Size is rounded tokens for "prefill" (stream.eager_cost_key), the bucket's tokens for replayed prefills, the rows
     of the bucket for a step and 1 for a piece of reference audio; solver steps is 0 where a cost has none. Means and
     deviations are exponentially weighted, as TCP estimates a round trip (RFC 6298). A size without a measurement is
     interpolated between its neighbours; above the largest measured size cost grows in proportion, below the smallest it

@@ -7,12 +7,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from models.interfaces.capturable import Bucket
-from service.engine.speech.costs import SpeechCosts
+from service.engine.speech.costs import Kind, SpeechCosts
 from service.engine.speech.stream import (
     FindCapturedBucket,
     PrefillChunk,
@@ -101,17 +101,17 @@ class Forecast:
         groups = Counter(stream.solver_steps for stream in decoding)
         return sum(self.decode_bound(steps, min(count, self.buckets[-1])) for steps, count in groups.items())
 
-    def prefill(self, size: PrefillSize, decodes: Sequence[Stream] = ()) -> float:
-        """Expected seconds until the next step, of a pass over prompt chunks and decode rows with one tail for each
-        number of solver steps."""
-        return self._pass(size, decodes, bound=False)
+    def prefill(self, size: PrefillSize) -> float:
+        """Expected seconds until the next step, of a pass over prompt chunks with one tail for each number of solver
+        steps."""
+        return self._with_codec(*self._pass(size, self.costs.mean))
 
-    def prefill_bound(self, size: PrefillSize, decodes: Sequence[Stream] = ()) -> float:
+    def prefill_bound(self, size: PrefillSize) -> float:
         """Seconds until the audio of such a pass; rarely exceeded."""
-        return self._pass(size, decodes, bound=True)
+        return sum(self._pass(size, self.costs.bound))
 
     def captured_bucket(self, size: PrefillSize) -> Bucket | None:
-        """Bucket of the captured graph that would replay a pass over chunks alone."""
+        """Bucket of the captured graph that would replay a pass over chunks."""
         return self._captured(size.required)
 
     def replayable(self, stream: Stream) -> bool:
@@ -129,43 +129,29 @@ class Forecast:
         alone = self.prefill(PrefillSize.of([chunk]))
         return self.prefill(size.with_chunk(chunk)) < self.prefill(size) + alone
 
-    def saturates(self, decodable: Iterable[Stream]) -> bool:
-        """Whether a decode step of all of them with some number of solver steps takes nearly as long as two of half of
-        these: then more rows hardly cost less each, and a launch for a few costs all others its time."""
-        groups = Counter(stream.solver_steps for stream in decodable)
-        return any(self._saturated(solver_steps, rows) for solver_steps, rows in groups.items())
-
-    def _saturated(self, solver_steps: int, rows: int) -> bool:
-        bucket = self._bucket(rows)
-        if bucket < 2:
-            return False
-        return self.decode(solver_steps, bucket) >= _SATURATED * 2 * self.decode(solver_steps, bucket // 2)
-
     def tail_costs_more(self, solver_steps: int, count: int, rows: int) -> bool:
         """Whether `count` first patches cost less as rows of the next decode step, which has `rows` others, than as a
         tail before it. That is so where a step takes about as long as its rows together: then all streams gain more
         time than the first patches wait."""
-        if not self._saturated(solver_steps, rows):
-            return False
         bucket = self._bucket(rows)
-        a_row = self.decode(solver_steps, bucket) / bucket
+        if bucket < 2:
+            return False
+        seconds = self.decode(solver_steps, bucket)
+        if seconds < _SATURATED * 2 * self.decode(solver_steps, bucket // 2):
+            return False
+        a_row = seconds / bucket
         return count * a_row < self.costs.mean("tail", solver_steps, self._bucket(count))
 
     def _bucket(self, rows: int) -> int:
         """Smallest bucket that holds `rows`; 0 for none."""
         return self.buckets[min(bisect_left(self.buckets, rows), len(self.buckets) - 1)] if rows else 0
 
-    def _pass(self, size: PrefillSize, decodes: Sequence[Stream], *, bound: bool) -> float:
-        emitting: Mapping[int, int] = size.emitting
-        if decodes:
-            emitting = Counter(emitting) + Counter(stream.solver_steps for stream in decodes)
-        capture = None if decodes else self.captured_bucket(size)
-        kind, length = eager_cost_key(size.tokens + len(decodes)) if capture is None else replayed_cost_key(capture)
-        of = self.costs.bound if bound else self.costs.mean
-        tails = (of("tail", solver_steps, self._bucket(rows)) for solver_steps, rows in emitting.items())
-        cost = of(kind, 0, length) + sum(tails)
-        codec = of("vae", 0, self._bucket(sum(emitting.values())))
-        return cost + codec if bound else self._with_codec(cost, codec)
+    def _pass(self, size: PrefillSize, cost: Callable[[Kind, int, int], float]) -> tuple[float, float]:
+        """Seconds of a pass and its tails, and of the codec step behind it."""
+        capture = self.captured_bucket(size)
+        kind, length = eager_cost_key(size.tokens) if capture is None else replayed_cost_key(capture)
+        tails = (cost("tail", solver_steps, self._bucket(rows)) for solver_steps, rows in size.emitting.items())
+        return cost(kind, 0, length) + sum(tails), cost("vae", 0, self._bucket(sum(size.emitting.values())))
 
     def _with_codec(self, step: float, codec: float) -> float:
         """Seconds from one step to the next in steady state, with a codec step of `codec` seconds."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from models.interfaces.capturable import Bucket, Plan
 from models.protocol import RESULT_FLAGS, SpeechModel
-from service.engine.core.pages import block_tables, kv_slots
+from service.engine.core.pages import block_tables, packed_chunks
 from service.engine.speech.sequence import SpeechSequence
 from service.engine.speech.stream import PrefillChunk
 
@@ -37,12 +36,9 @@ def adapter_slot(sequence: SpeechSequence) -> int:
     return sequence.stream.adapter_slot
 
 
-def adapter_slots_of(
-    rows: Sequence[SpeechSequence], chunks: Sequence[tuple[PrefillChunk, SpeechSequence]] = ()
-) -> np.ndarray:
-    """The adapter's slot of each row, then of each prompt position; -1 for none."""
-    prompts = [np.full(chunk.length, sequence.stream.adapter_slot) for chunk, sequence in chunks]
-    return np.concatenate([[sequence.stream.adapter_slot for sequence in rows], *prompts]).astype(np.int32)
+def adapter_slots_of(sequences: Sequence[SpeechSequence], positions: int | Sequence[int] = 1) -> np.ndarray:
+    """The adapter's slot int32 of each row, or of so many positions of each prompt; -1 for none."""
+    return np.repeat(np.array([adapter_slot(sequence) for sequence in sequences], dtype=np.int32), positions)
 
 
 def slots_plan(slots: np.ndarray) -> Plan:
@@ -50,63 +46,31 @@ def slots_plan(slots: np.ndarray) -> Plan:
     return Plan(arrays={"slots": slots}, required={"rows": len(slots)})
 
 
-@dataclass(frozen=True, eq=False)
-class PromptArrays:
-    """Host arrays of a pass over packed prompt chunks.
-
-    inputs: those of SpeechModel.prefill. batch: slot_mapping int64 [tokens], cu_seqlens_q and cu_seqlens_k int32
-    [chunks + 1] and, where a chunk has cached context, context_slots int64 [keys], as in PagedBatch.
-    """
-
-    inputs: dict[str, np.ndarray]
-    batch: dict[str, np.ndarray]
-
-    @property
-    def lengths_k(self) -> np.ndarray:
-        """Keys that each prompt has after the pass, int32 [chunks]."""
-        return np.diff(self.batch["cu_seqlens_k"])
-
-
 def prompt_arrays(
     chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], page_size: int, patch_shape: tuple[int, int]
-) -> PromptArrays:
-    """Packs chunks, one behind the other. patch_shape: (latent frames, channels) of a patch."""
-    ids, positions, index, patches, last, rows, keys = [], [], [], [], [], [], []
-    lengths_q, lengths_k = [], []
-    packed = audio = 0
+) -> dict[str, np.ndarray]:
+    """Chunks packed one behind the other: the inputs of SpeechModel.prefill, and packed_chunks. patch_shape: (latent
+    frames, channels) of a patch."""
+    ids, positions, index, patches = [], [], [], [np.zeros((0, *patch_shape), np.float32)]
+    audio = 0
     for chunk, sequence in chunks:
-        prompt = sequence.prompt
-        stop = chunk.start + chunk.length
+        prompt, stop = sequence.prompt, chunk.start + chunk.length
         mask = prompt.audio_mask[chunk.start : stop]
-        before = int(prompt.audio_mask[: chunk.start].sum())
-        context_slots = kv_slots(sequence.stream.pages, stop, page_size)
+        before, count = int(prompt.audio_mask[: chunk.start].sum()), int(mask.sum())
         ids.append(prompt.token_ids[chunk.start : stop])
         positions.append(np.arange(chunk.start, stop))
         index.append(np.where(mask, audio + np.cumsum(mask) - 1, -1))
-        patches.append(prompt.patches[before : before + int(mask.sum())])
-        rows.append(context_slots[chunk.start :])
-        keys.append(context_slots)
-        lengths_q.append(chunk.length)
-        lengths_k.append(stop)
-        packed += chunk.length
-        audio += int(mask.sum())
-        if chunk.is_last:
-            last.append(packed - 1)
-    inputs = {
+        patches.append(prompt.patches[before : before + count])
+        audio += count
+    ends = np.cumsum([chunk.length for chunk, _ in chunks])
+    places = [(sequence.stream.pages, chunk.start, chunk.start + chunk.length) for chunk, sequence in chunks]
+    return {
         "token_ids": np.concatenate(ids),
         "positions": np.concatenate(positions),
-        "patches": np.concatenate([np.zeros((0, *patch_shape), np.float32), *patches]),
+        "patches": np.concatenate(patches),
         "patch_index": np.concatenate(index),
-        "last": np.array(last, dtype=np.int64),
-    }
-    batch = {
-        "slot_mapping": np.concatenate(rows),
-        "cu_seqlens_q": np.cumsum([0, *lengths_q], dtype=np.int32),
-        "cu_seqlens_k": np.cumsum([0, *lengths_k], dtype=np.int32),
-    }
-    if any(chunk.start for chunk, _ in chunks):
-        batch["context_slots"] = np.concatenate(keys)
-    return PromptArrays(inputs, batch)
+        "last": ends[[chunk.is_last for chunk, _ in chunks]] - 1,
+    } | packed_chunks(places, page_size)
 
 
 def block_table_arrays(sequences: Sequence[SpeechSequence], max_pages: int) -> dict[str, np.ndarray]:
@@ -143,13 +107,10 @@ def emitted(patches: np.ndarray) -> np.ndarray:
     return np.hstack([patches.reshape(len(patches), -1), np.tile(flags, (len(patches), 1))])
 
 
-def prefill_plan(arrays: PromptArrays, slots: np.ndarray, required: Bucket) -> Plan:
+def prefill_plan(arrays: Mapping[str, np.ndarray], slots: np.ndarray, required: Bucket) -> Plan:
     """The plan of a captured prefill (models.protocol.SpeechModel.prefill_step) of the prompts in these slots int64
     [chunks]."""
-    buffers = arrays.inputs | {
-        "slot_mapping": arrays.batch["slot_mapping"],
-        "cu_seqlens": arrays.batch["cu_seqlens_q"],
-        "slots": slots,
-        "seq_lens": arrays.lengths_k,
-    }
+    buffers = dict(arrays) | {"slots": slots}
+    buffers["cu_seqlens"], buffers["seq_lens"] = buffers.pop("cu_seqlens_q"), np.diff(buffers.pop("cu_seqlens_k"))
+    buffers.pop("context_slots", None)
     return Plan(buffers, required, fills={"patch_index": -1, "cu_seqlens": required["tokens"], "lora_slots": -1})

@@ -88,9 +88,6 @@ class SpeechRequests:
         self._deltas: list[SpeechDelta] = []
         self.failed: list[Failed] = []
 
-    def __len__(self) -> int:
-        return len(self._sequences)
-
     def get(self, request_id: str) -> SpeechSequence | None:
         return self._sequences.get(request_id)
 
@@ -107,26 +104,18 @@ class SpeechRequests:
 
     def submit(self, request: SpeechRequest) -> None:
         """Admits a request or fails it; a bad one never raises."""
-        model = self._model
         if request.adapter and request.adapter not in self._adapters:
             message = f"model {self._name!r} has no adapter {request.adapter!r}"
             self.failed.append(Failed(request.request_id, 404, "voice_not_found", message, "voice"))
             return
         try:
-            sequence = SpeechSequence(
-                request,
-                self._processor,
-                model.patch_shape,
-                model.priming_patches,
-                model.codec_memory_patches,
-                page_size=self._context.config.page_size,
-            )
+            sequence = SpeechSequence(request, self._processor, self._model, self._context.config.page_size)
         except InputError as error:
             self.failed.append(Failed(request.request_id, 400, "invalid_value", str(error), error.field))
             return
         sequence.stream.adapter_slot = self._adapters.get(request.adapter, -1)
-        sequence.submitted = self._context.clock()
-        refusal = self._scheduler.submit(sequence.stream, sequence.submitted)
+        sequence.stats.submitted = self._context.clock()
+        refusal = self._scheduler.submit(sequence.stream, sequence.stats.submitted)
         if refusal is None:
             self._sequences[request.request_id] = sequence
             return
@@ -144,7 +133,7 @@ class SpeechRequests:
         except InputError as error:
             self._abandon(sequence, 400, "invalid_value", str(error), error.field)
             return
-        if not self._scheduler.reserve(sequence.stream, positions):
+        if not self._scheduler.room.reserve(sequence.stream, positions):
             self._abandon(sequence, 503, "overloaded", "no room in the cache for a longer segment")
             return
         sequence.segments.extend(command.segments)
@@ -155,7 +144,7 @@ class SpeechRequests:
     def fail_timed_out(self, limit: float) -> bool:
         """Fails requests that were submitted before `limit` and had no step yet; True when there were any."""
         waiting = [self._sequences[stream.request_id] for stream in self._scheduler.waiting]
-        late = [sequence for sequence in waiting if sequence.segment == 0 and sequence.submitted < limit]
+        late = [sequence for sequence in waiting if sequence.segment == 0 and sequence.stats.submitted < limit]
         for sequence in late:
             self.release(sequence)
             self.failed.append(queue_timeout(sequence.request.request_id))
@@ -163,14 +152,10 @@ class SpeechRequests:
 
     def note_start(self, stream: Stream, now: float) -> None:
         """Before a waiting stream's first step. One that was preempted and goes on does not count again."""
-        sequence, observations = self._sequences[stream.request_id], self._context.observations
-        if sequence.stats.scheduled is not None:
-            return
-        sequence.stats.scheduled = now
-        observations.observe("queue_duration_seconds", now - sequence.submitted, model=self._name)
-        observations.count("prefix_cache_query_tokens_total", stream.prompt_tokens, model=self._name)
-        if stream.prefilled:
-            observations.count("prefix_cache_hit_tokens_total", stream.prefilled, model=self._name)
+        stats, observations = self._sequences[stream.request_id].stats, self._context.observations
+        if stats.scheduled is None:
+            positions, cached = stream.prompt_tokens, stream.prefilled
+            stats.start(now, observations, model=self._name, positions=positions, cached=cached)
 
     # Results
 

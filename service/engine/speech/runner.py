@@ -1,15 +1,15 @@
 """Runs a scheduled step on the model: slot state, prefill, then tail or decode step, then the codec.
 
 Computations with one row per stream (tail, decode step, codec) are replayed, and so are prefills that fit a captured
-graph. Other prefills run eagerly in one pass, decode rows included. On a GPU the codec has its own CUDA stream: a
+graph. Other prefills run eagerly. On a GPU the codec has its own CUDA stream: a
 step's patches are decoded to audio while the next step runs. A decode step takes one upload and one readback.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -28,7 +28,6 @@ from service.engine.speech.capacity import AdapterFiles
 from service.engine.speech.graphs import SpeechGraphs, make_runner
 from service.engine.speech.in_flight import Launch, Timing
 from service.engine.speech.inputs import (
-    PromptArrays,
     adapter_slot,
     adapter_slots_of,
     block_table_arrays,
@@ -139,7 +138,7 @@ class SpeechRunner:
         *,
         num_pages: int,
         buckets: Sequence[int],
-        adapters: AdapterFiles | None,
+        adapters: AdapterFiles,
     ) -> None:
         self.model = model
         self.buckets = tuple(buckets)
@@ -156,7 +155,7 @@ class SpeechRunner:
         self._codec_starts: WeakKeyDictionary[SpeechSequence, Tensor] = WeakKeyDictionary()
         """The codec's streaming state before the current segment, of later segments that may be retried."""
         self.codec = CodecStream(context.device)
-        self.bank = None if adapters is None else adapters.bank(context.device, context.dtype)
+        self.bank = adapters.bank(context.device, context.dtype)
         make = partial(SpeechGraphs, name, model, context, self.state, self.caches, self.buckets, self.solver_steps)
         self._plain = make()
         self._adapted = None if self.bank is None else make(bank=self.bank)
@@ -199,45 +198,39 @@ class SpeechRunner:
         rows = list(range(len(sequences)))
         return self._deliver(sequences, slots, [(run, rows)], timings, "decode", run.route)
 
-    def launch_prefill(
-        self, chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], decodes: Sequence[SpeechSequence], *, tail: bool
-    ) -> Launch:
-        """One pass over prompt chunks and decode rows; then the tail and the audio of all rows that emit. tail: False
-        leaves the first patches to the next decode step, and there are no decode rows.
+    def launch_prefill(self, chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], *, tail: bool) -> Launch:
+        """One pass over prompt chunks; then the tail and the audio of all prompts that end. tail: False leaves the
+        first patches to the next decode step.
 
-        A pass that runs out of memory has a second try. Raises RepeatableLaunchError when the pass failed: the decode
-        rows are unchanged.
+        A pass that runs out of memory has a second try.
         """
         required = PrefillSize.of(chunk for chunk, _ in chunks).required
-        adapters = adapter_slots_of(decodes, chunks)
+        adapters = adapter_slots_of([sequence for _, sequence in chunks], [chunk.length for chunk, _ in chunks])
         graphs = self._graphs_of(adapters)
-        graph = None if decodes else graphs.prefill.graph_for(required)
-        kind = "mixed" if decodes else "prefill"
-        launch = partial(self._launch_pass, chunks, decodes, graphs, adapters, None if graph is None else required)
-        start, conditioning = with_second_try(launch, self._context, model=self._name, kind=kind)
-        # Beside the pass: a first sound does not wait for the codec to be prepared. If that fails, so do the decode
-        # rows, whose lengths the pass has advanced.
+        graph = graphs.prefill.graph_for(required)
+        launch = partial(self._launch_pass, chunks, graphs, adapters, None if graph is None else required)
+        start, conditioning = with_second_try(launch, self._context, model=self._name, kind="prefill")
+        # Beside the pass: a first sound does not wait for the codec to be prepared.
         self._begin_attempts([sequence for _, sequence in chunks if sequence.begins])
         ready = [sequence for chunk, sequence in chunks if chunk.is_last]
-        self._initialise_slots(ready, decodes, conditioning)
+        self._initialise_slots(ready, conditioning)
         if graph is None:
-            part, size = eager_cost_key(sum(chunk.length for chunk, _ in chunks) + len(decodes))
+            part, size = eager_cost_key(required["tokens"])
             reason: EagerReason = "ragged" if self._context.config.graphs else "disabled"
-            self._context.observations.count_eager_step(reason, model=self._name, kind=kind)
+            self._context.observations.count_eager_step(reason, model=self._name, kind="prefill")
         else:
             part, size = replayed_cost_key(graph.bucket)
         timings = [Timing(part, 0, size, start, mark(self.device))]
-        emitting = sorted([*decodes, *ready], key=adapter_slot) if tail else []
+        emitting = sorted(ready, key=adapter_slot) if tail else []
         runs = self._run_tails(emitting, timings)
         route: Route = "eager" if graph is None else "replay"
-        launched = self._deliver(emitting, slots_of(emitting), runs, timings, kind, route)
+        launched = self._deliver(emitting, slots_of(emitting), runs, timings, "prefill", route)
         launched.prompts = [sequence for chunk, sequence in chunks if not (tail and chunk.is_last)]
         return launched
 
     def _launch_pass(
         self,
         chunks: Sequence[tuple[PrefillChunk, SpeechSequence]],
-        decodes: Sequence[SpeechSequence],
         graphs: SpeechGraphs,
         adapters: np.ndarray,
         required: Bucket | None,
@@ -249,7 +242,7 @@ class SpeechRunner:
                 upload_arrays(block_table_arrays([one for _, one in chunks], self._max_pages), self.device)
             )
             make_copies([chunk.stream for chunk, _ in chunks], self._pages_of_layers)
-            conditioning = self._run_prompts(chunks, decodes, graphs, adapters, required)
+            conditioning = self._run_prompts(chunks, graphs, adapters, required)
         return start, conditioning
 
     def _run_tails(self, sequences: Sequence[SpeechSequence], timings: list[Timing]) -> list[tuple[Run, list[int]]]:
@@ -354,50 +347,38 @@ class SpeechRunner:
     def _run_prompts(
         self,
         chunks: Sequence[tuple[PrefillChunk, SpeechSequence]],
-        decodes: Sequence[SpeechSequence],
         graphs: SpeechGraphs,
         adapters: np.ndarray,
         required: Bucket | None,
     ) -> Tensor:
-        """The pass over prompt chunks and decode rows -> conditioning [decodes + prompts that end, width], after a
-        replay with padding behind. required: to be replayed in a captured prefill of this size; None: eagerly."""
-        arrays = prompt_arrays(chunks, self.page_size, self.model.patch_shape)
-        arrays = replace(arrays, inputs=arrays.inputs | graphs.lora_arrays(adapters))
+        """The pass over prompt chunks -> conditioning [prompts that end, width], after a replay with padding behind.
+        required: to be replayed in a captured prefill of this size; None: eagerly."""
+        arrays = prompt_arrays(chunks, self.page_size, self.model.patch_shape) | graphs.lora_arrays(adapters)
         if required is None:
-            return self.eager_pass(arrays, slots_of(decodes))
+            return self.eager_pass(arrays)
         plan = prefill_plan(arrays, slots_of([sequence for _, sequence in chunks]), required)
         return graphs.prefill.run(plan).outputs["conditioning"]
 
-    def eager_pass(self, arrays: PromptArrays, decode_slots: np.ndarray) -> Tensor:
-        """The model's pass over prompt chunks, with a decode row for each of these slots int64 [rows] -> conditioning
-        [rows + prompts that end, width]."""
-        device = upload_arrays(arrays.inputs | arrays.batch | {"decode_slots": decode_slots}, self.device)
+    def eager_pass(self, arrays: Mapping[str, np.ndarray]) -> Tensor:
+        """The model's pass over prompt chunks (prompt_arrays) -> conditioning [prompts that end, width]."""
+        inputs = upload_arrays(arrays, self.device)
         batch = PagedBatch(
-            caches=self.caches,
-            page_size=self.page_size,
-            slot_mapping=device["slot_mapping"],
-            num_decode_rows=0,
-            cu_seqlens_q=device["cu_seqlens_q"],
-            cu_seqlens_k=device["cu_seqlens_k"],
-            context_slots=device.get("context_slots"),
+            self.caches,
+            self.page_size,
+            inputs["slot_mapping"],
+            cu_seqlens_q=inputs["cu_seqlens_q"],
+            cu_seqlens_k=inputs["cu_seqlens_k"],
+            context_slots=inputs.get("context_slots"),
         )
-        inputs = {name: device[name] for name in arrays.inputs}
-        bank = self.bank if "lora_slots" in inputs else None
-        if len(decode_slots):
-            return self.model.mixed(inputs, batch, self.state, device["decode_slots"], bank)
-        return self.model.prefill(inputs, batch, bank)
+        return self.model.prefill(inputs, batch, self.bank if "lora_slots" in inputs else None)
 
-    def _initialise_slots(
-        self, ready: Sequence[SpeechSequence], decodes: Sequence[SpeechSequence], conditioning: Tensor
-    ) -> None:
-        """Writes the slot state of streams whose prefill is complete, so that their first patch comes next, and the
-        conditioning of decode rows that were part of the pass. conditioning: of the decode rows, then of `ready`."""
-        emitting = [*decodes, *ready]
-        if not emitting:
+    def _initialise_slots(self, ready: Sequence[SpeechSequence], conditioning: Tensor) -> None:
+        """Writes the slot state of streams whose prefill is complete, so that their first patch comes next.
+        conditioning: theirs, then padding."""
+        if not ready:
             return
-        arrays = slot_state_arrays(ready, self.model.patch_shape)
-        device = upload_arrays(arrays | {"emitting": slots_of(emitting)}, self.device)
-        self.state["conditioning"].index_copy_(0, device.pop("emitting"), conditioning[: len(emitting)])
+        device = upload_arrays(slot_state_arrays(ready, self.model.patch_shape), self.device)
+        self.state["conditioning"].index_copy_(0, device["slots"], conditioning[: len(ready)])
         self._write_rows(device)
 
     def _write_rows(self, device: dict[str, Tensor]) -> None:

@@ -23,63 +23,6 @@ from service.engine.speech.forecast import Forecast, Policy, Prompts
 from service.engine.speech.stream import Phase, PrefillChunk, PrefillSize, Stream
 
 
-def most_urgent(ready: Sequence[Stream], slacks: Mapping[Stream, float]) -> Stream:
-    """Whose number of solver steps the next decode step has."""
-
-    def rank(stream: Stream) -> tuple[bool, float, float]:
-        return (not stream.waits_for_first_patch, slacks.get(stream, math.inf), stream.last_launch)
-
-    return min(ready, key=rank)
-
-
-def choose_rows(
-    group: Sequence[Stream],
-    slacks: Mapping[Stream, float],
-    forecast: Forecast,
-    *,
-    horizon: float,
-    far_ahead: float,
-    cheapest: bool,
-    background: bool,
-    room_wanted: bool,
-    prefill_before: float,
-) -> tuple[Stream, ...]:
-    """Streams of one number of solver steps, in the bucket with most rows per second. First patches and streams with
-    less slack than `horizon` are always among them, as far as the largest bucket holds them.
-
-    far_ahead: streams with more slack come after those without a live listener. room_wanted: streams with enough slack
-    are ordered by the patches they have left, so that one ends soon. cheapest: only rows that need the step take part.
-    background: streams without a live listener come before all others.
-    prefill_before: seconds of the prefill right before this step, which count with it: prompts come between decode
-    steps however large these are.
-    """
-
-    def rank(stream: Stream) -> tuple[int, float]:
-        if stream.waits_for_first_patch:
-            return (0, -math.inf)
-        slack = slacks.get(stream, 0.0) if stream.live else math.inf
-        if background and not stream.live:
-            return (-1, stream.last_launch)
-        if slack < horizon:
-            return (0, slack)
-        if room_wanted:
-            return (1, forecast.patches_left(stream))
-        if stream.live:
-            return (3 if slack > far_ahead else 1, slack)
-        return (2, stream.last_launch)
-
-    solver_steps, buckets = group[0].solver_steps, forecast.buckets
-    ranked = sorted(group, key=rank)
-    most = min(len(group), buckets[-1])
-    urgent = min(most, max(1, sum(rank(stream)[0] <= 0 for stream in group)))
-    counts = sorted({*(bucket for bucket in buckets if urgent <= bucket <= most), most})
-
-    def rows_per_second(count: int) -> float:
-        return count / (prefill_before + forecast.decode(solver_steps, count))
-
-    return tuple(ranked[: counts[0] if cheapest else max(counts, key=rows_per_second)])
-
-
 @dataclass(frozen=True)
 class Refusal:
     """Why a request is not admitted. retry_after: seconds, None where trying again would not help."""
@@ -119,8 +62,7 @@ class BackgroundShare:
 
 @dataclass(frozen=True)
 class Step:
-    """One batch: prompt chunks, decode rows (one patch each), or both (mixed). Rows of a decode-only batch share the
-    number of solver steps."""
+    """One batch: prompt chunks, or decode rows (one patch each), which share the number of solver steps."""
 
     prefills: tuple[PrefillChunk, ...]
     decodes: tuple[Stream, ...]
@@ -250,27 +192,11 @@ class SpeechScheduler:
         everyone = self._candidates(start, slacks)
         candidates = [stream for stream in everyone if stream.live] or everyone
         step = self._prefill_step(candidates, slacks, start) if candidates else None
-        if self._collects_prompts(candidates, step, slacks):
-            return self._decode_step(slacks, cheapest=False)
         if step is None:
             step = self._decode_step(slacks, cheapest=any(stream.live for stream in candidates))
         if step is None and candidates:
             step = self._prefill_step(candidates, {}, start)
         return step
-
-    def _collects_prompts(
-        self, candidates: Sequence[Stream], prefill: Step | None, slacks: Mapping[Stream, float]
-    ) -> bool:
-        """Where decode steps are saturated, one runs between two prefills, so that the second holds more prompts,
-        unless as many again as `prefill` holds now would not fit. A prefill of one costs nearly as much as one of
-        several. An eager one includes decode rows instead (`_with_decode_rows`)."""
-        return (
-            self._prefill_before > 0
-            and self.forecast.saturates(stream for stream in self.room.running if stream.decodable)
-            and (prefill is None or self.forecast.captured_bucket(PrefillSize.of(2 * prefill.prefills)) is not None)
-            and not any(stream in slacks for stream in candidates)
-            and all(self.forecast.replayable(stream) for stream in candidates[:1])
-        )
 
     def _owed_step(self, slacks: dict[Stream, float], start: float) -> Step | None:
         """A step for streams without a live listener, if they are owed one."""
@@ -309,12 +235,6 @@ class SpeechScheduler:
         for chunk in step.prefills:
             self.room.voices.index_chunk(chunk)
 
-    def undo(self, stream: Stream) -> None:
-        """Undoes `launch` for a decode row that did not run."""
-        stream.launched -= 1
-        stream.playback.drop(self.policy.patch_seconds)
-        stream.phase = Phase.DECODE
-
     def _candidates(self, start: float, slacks: dict[Stream, float], *, background: bool = False) -> list[Stream]:
         """Streams with prompt positions to compute, most urgent first.
 
@@ -344,7 +264,7 @@ class SpeechScheduler:
         return [*begun, *new]
 
     def _prefill_step(self, candidates: Iterable[Stream], slacks: dict[Stream, float], start: float) -> Step | None:
-        """As many prompt chunks as the smallest slack covers, with the decode rows that cannot wait for them.
+        """As many prompt chunks as the smallest slack covers.
 
         A live stream between two segments has slack itself, which does not delay its own prefill. A listener whose
         audio has run out delays only prefills of streams that are less late.
@@ -377,27 +297,8 @@ class SpeechScheduler:
             chunks, size = [*chunks, chunk], size.with_chunk(chunk)
         if not chunks:
             return None
-        return self._with_decode_rows(chunks, slacks)
-
-    def _with_decode_rows(self, chunks: list[PrefillChunk], slacks: dict[Stream, float]) -> Step:
-        """Adds the decode rows that would have to run right after an eager prefill: they share its tail and VAE.
-
-        A replayed prefill takes none: it is short, and the rows run in a full batch after it.
-        """
-        size = PrefillSize.of(chunks)
-        if self.forecast.captured_bucket(size) is not None:
-            if self._tail_costs_more(chunks):
-                return Step(tuple(chunks), (), self.forecast.prefill(replace(size, emitting={})), tail=False)
-            return Step(tuple(chunks), (), self.forecast.prefill(size))
-        alone, bound = self.forecast.prefill_bound(size), self.forecast.decode_bound
-        ready = sorted((s for s in slacks if s.decodable), key=lambda s: slacks[s])
-        room = self.policy.buckets[-1] - len(chunks)
-        soon = [s for s in ready if slacks[s] < alone + 2 * bound(s.solver_steps, len(ready))][:room]
-        for count in range(len(soon), 0, -1):
-            cost = self.forecast.prefill_bound(size, soon[:count])
-            if cost + self.policy.guard <= max(0.0, slacks[soon[0]]):
-                decodes = tuple(soon[:count])
-                return Step(tuple(chunks), decodes, self.forecast.prefill(size, decodes))
+        if self.forecast.captured_bucket(size) is not None and self._tail_costs_more(chunks):
+            return Step(tuple(chunks), (), self.forecast.prefill(replace(size, emitting={})), tail=False)
         return Step(tuple(chunks), (), self.forecast.prefill(size))
 
     def _tail_costs_more(self, chunks: Sequence[PrefillChunk]) -> bool:
@@ -418,28 +319,49 @@ class SpeechScheduler:
         first = [stream for stream in ready if not stream.live] if background else ready
         if not first:
             return None
-        policy = self.policy
-        solver_steps = most_urgent(first, slacks).solver_steps
-        group = [stream for stream in ready if stream.solver_steps == solver_steps]
-        bound = self.forecast.decode_bound(solver_steps, min(len(group), policy.buckets[-1]))
-        rows = choose_rows(
-            group,
-            slacks,
-            self.forecast,
-            horizon=2 * bound + policy.guard,
-            far_ahead=policy.far_ahead,
-            cheapest=cheapest,
-            background=background,
-            room_wanted=not cheapest and any(stream.live for stream in self._waiting),
-            prefill_before=self._prefill_before,
-        )
-        return Step((), rows, self.forecast.decode(solver_steps, len(rows)))
+        urgent = min(first, key=lambda s: (not s.waits_for_first_patch, slacks.get(s, math.inf), s.last_launch))
+        group = [stream for stream in ready if stream.solver_steps == urgent.solver_steps]
+        rows = self._choose_rows(group, slacks, cheapest=cheapest, background=background)
+        return Step((), rows, self.forecast.decode(urgent.solver_steps, len(rows)))
+
+    def _choose_rows(
+        self, group: Sequence[Stream], slacks: Mapping[Stream, float], *, cheapest: bool, background: bool
+    ) -> tuple[Stream, ...]:
+        """Streams of one number of solver steps, in the bucket with most rows per second. First patches and streams
+        with little slack are always among them, as far as the largest bucket holds them.
+
+        While live streams wait, those with enough slack are ordered by the patches they have left, so that one ends
+        soon. A prefill right before this step counts with it: prompts come between decode steps however large these
+        are.
+        """
+        policy, forecast, solver_steps = self.policy, self.forecast, group[0].solver_steps
+        most = min(len(group), policy.buckets[-1])
+        horizon = 2 * forecast.decode_bound(solver_steps, most) + policy.guard
+        room_wanted = not cheapest and any(stream.live for stream in self._waiting)
+
+        def rank(stream: Stream) -> tuple[int, float]:
+            if stream.waits_for_first_patch:
+                return (0, -math.inf)
+            slack = slacks.get(stream, 0.0) if stream.live else math.inf
+            if background and not stream.live:
+                return (-1, stream.last_launch)
+            if slack < horizon:
+                return (0, slack)
+            if room_wanted:
+                return (1, forecast.patches_left(stream))
+            if stream.live:
+                return (3 if slack > policy.far_ahead else 1, slack)
+            return (2, stream.last_launch)
+
+        def rows_per_second(count: int) -> float:
+            return count / (self._prefill_before + forecast.decode(solver_steps, count))
+
+        ranked = sorted(group, key=rank)
+        urgent = min(most, max(1, sum(rank(stream)[0] <= 0 for stream in group)))
+        counts = sorted({*(bucket for bucket in policy.buckets if urgent <= bucket <= most), most})
+        return tuple(ranked[: counts[0] if cheapest else max(counts, key=rows_per_second)])
 
     # Life of a stream
-
-    def reserve(self, stream: Stream, positions: int) -> bool:
-        """Allocates more pages for a longer segment that was appended. False when there is no room."""
-        return self.room.reserve(stream, positions)
 
     def begin_segment(
         self,

@@ -10,6 +10,7 @@ import numpy as np
 
 from models.interfaces.errors import InputError
 from models.interfaces.processor import SpeechProcessor
+from models.protocol import SpeechModel
 from service.engine.core.request_stats import RequestStats
 from service.engine.speech.references import voice_pages
 from service.engine.speech.stream import Phase, Playback, Stream
@@ -63,20 +64,9 @@ class SpeechSequence:
     request's reference audio (or else the audio to continue) and up to CONTINUITY_PATCHES patches of the first segment.
     """
 
-    def __init__(
-        self,
-        request: SpeechRequest,
-        processor: SpeechProcessor,
-        patch_shape: tuple[int, int],
-        priming_patches: int,
-        codec_memory_patches: int,
-        *,
-        page_size: int,
-    ) -> None:
+    def __init__(self, request: SpeechRequest, processor: SpeechProcessor, model: SpeechModel, page_size: int) -> None:
         """Raises InputError when the first segment does not fit the context, or for a reference of another shape."""
         self.request = request
-        self.submitted = 0.0
-        """When the engine got it: reading and decoding the request took from its arrival until then."""
         self.open = request.open
         self.stats = RequestStats()
         self.segment = 0
@@ -90,18 +80,18 @@ class SpeechSequence:
         self.patches = 0
         """Patches of the current segment that were received."""
         self._processor = processor
-        self._none = np.zeros((0, *patch_shape), dtype=np.float32)
+        self._none = np.zeros((0, *model.patch_shape), dtype=np.float32)
         self._reference = self._none if request.reference is None else request.reference
         continued = self._none if request.prompt is None else request.prompt
         for patches in (self._reference, continued):
-            if patches.shape[1:] != patch_shape:
+            if patches.shape[1:] != model.patch_shape:
                 raise InputError("voice", "was kept for another checkpoint than this one; upload it again")
         self._voice = self._reference if len(self._reference) else continued
         self._opening: list[np.ndarray] = []
         first = request.segments[0]
         text_ids = request.transcript_ids if len(continued) else first.text_ids
-        self.prompt = self._lay_out(first, text_ids, self._reference, continued, priming_patches)
-        self._last = deque[np.ndarray](self.prompt.priming, codec_memory_patches)
+        self.prompt = self._lay_out(first, text_ids, self._reference, continued, model.priming_patches)
+        self._last = deque[np.ndarray](self.prompt.priming, model.codec_memory_patches)
         """What the codec has decoded last, from which its streaming state can be made again."""
         self._last_before = self._last.copy()
         """The same before the current attempt."""

@@ -3,7 +3,6 @@ the kernels of eager runs."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -12,12 +11,12 @@ import torch
 from torch import Tensor
 
 from models.interfaces.capturable import Bucket, Plan
-from models.protocol import SpeechModel
+from service.engine.core.pages import scratch_chunks
 from service.engine.core.readback import mark, seconds_between
 from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS
 from service.engine.speech.costs import Kind, SpeechCosts
 from service.engine.speech.graphs import SpeechGraphs
-from service.engine.speech.inputs import PromptArrays, prefill_plan, slots_plan
+from service.engine.speech.inputs import prefill_plan, slots_plan
 from service.engine.speech.runner import SpeechRunner
 from service.engine.speech.stream import eager_cost_key, replayed_cost_key
 from service.graphs.buckets import powers_of_two
@@ -47,7 +46,7 @@ def calibrate(runner: SpeechRunner, costs: SpeechCosts, buckets: Sequence[int], 
         costs.observe(kind, 0, size, _timed(runner, partial(scratch_prefill, runner, [length])))
     for captured in runner.prefill.captured:
         kind, size = replayed_cost_key(captured)
-        plan = _full_prompt(runner.model, captured)
+        plan = _full_prompt(runner, captured)
         costs.observe(kind, 0, size, _timed(runner, partial(runner.prefill.run, plan)))
 
 
@@ -63,8 +62,8 @@ def _timed(runner: SpeechRunner, launch: Callable[[], object]) -> float:
 
 
 def warm_up(runner: SpeechRunner, *, max_rows: int, step_tokens: int) -> Iterator[None]:
-    """Runs what may run eagerly: steps and prefills of each power of two, prefills with cached context, of many
-    prompts, and beside decode rows. Yields after each. All numbers of solver steps use the same kernels."""
+    """Runs what may run eagerly: steps and prefills of each power of two, prefills with cached context and of many
+    prompts. Yields after each. All numbers of solver steps use the same kernels."""
     solver_steps = runner.solver_steps[0]
     rows = powers_of_two(max_rows)
     yield from runner.vae.warm_up({"rows": count} for count in rows)
@@ -72,24 +71,24 @@ def warm_up(runner: SpeechRunner, *, max_rows: int, step_tokens: int) -> Iterato
         for part in (graphs.decode[solver_steps], graphs.tail[solver_steps]):
             yield from part.warm_up({"rows": count} for count in rows)
         yield from graphs.prefill.warm_up(graphs.prefill.bucket_list)
-    prompts = [([tokens], 0, 0) for tokens in powers_of_two(min(step_tokens, WARM_TOKENS))]
-    prompts += [([1, 2], runner.page_size, 0), ([1] * WARM_SEQUENCES, 0, 0), *(([1], 0, count) for count in rows)]
+    prompts = [([tokens], 0) for tokens in powers_of_two(min(step_tokens, WARM_TOKENS))]
+    prompts += [([1, 2], runner.page_size), ([1] * WARM_SEQUENCES, 0)]
     for graphs in runner.variants:
-        for lengths, cached, decodes in prompts:
-            scratch_prefill(runner, lengths, cached=cached, decodes=decodes, graphs=graphs)
+        for lengths, cached in prompts:
+            scratch_prefill(runner, lengths, cached=cached, graphs=graphs)
             yield
 
 
 def largest_runs(runner: SpeechRunner, tokens: int, reference_samples: int) -> Iterator[Callable[[], object]]:
     """What takes most memory eagerly, but for the codec: the longest prefill, the largest batch of each step, a piece
     of reference audio."""
-    plan, graphs = _rows(runner.buckets[-1]), runner.variants[-1]
+    graphs = runner.variants[-1]
     yield partial(scratch_prefill, runner, [tokens], graphs=graphs)
     # Fewer tokens may take more memory: attention splits their keys and keeps partial results (paged_prefill).
     for bucket in graphs.prefill.bucket_list:
-        yield partial(deque, graphs.prefill.warm_up([bucket]), maxlen=0)
+        yield graphs.prefill.filler_run(bucket)
     for part in (graphs.decode, graphs.tail):
-        yield partial(part[runner.solver_steps[0]].run, plan, eager="disabled")
+        yield part[runner.solver_steps[0]].filler_run({"rows": runner.buckets[-1]})
     wave = torch.zeros(reference_samples, device=runner.device)
     yield lambda: next(iter(runner.model.encode_reference_pieces(wave, "right")))
 
@@ -97,49 +96,35 @@ def largest_runs(runner: SpeechRunner, tokens: int, reference_samples: int) -> I
 def codec_run(runner: SpeechRunner) -> None:
     """The codec's largest eager run, which other steps run beside."""
     with runner.codec.after_steps():
-        runner.vae.run(_rows(runner.buckets[-1]), eager="disabled")
+        runner.vae.filler_run({"rows": runner.buckets[-1]})()
 
 
 def scratch_prefill(
-    runner: SpeechRunner,
-    lengths: Sequence[int],
-    *,
-    cached: int = 0,
-    decodes: int = 0,
-    graphs: SpeechGraphs | None = None,
+    runner: SpeechRunner, lengths: Sequence[int], *, cached: int = 0, graphs: SpeechGraphs | None = None
 ) -> Tensor:
-    """A prefill of prompts of audio positions only, the costliest, each after `cached` keys, with `decodes`
-    decode rows. graphs: those whose inputs it gets; no row has an adapter."""
-    model, sizes = runner.model, np.array(lengths)
-    length = int(sizes.sum())
-    inputs: dict[str, np.ndarray] = {
+    """A prefill of prompts of audio positions only, the costliest, each after `cached` keys. graphs: those whose inputs
+    it gets; no position has an adapter."""
+    model, length = runner.model, sum(lengths)
+    arrays: dict[str, np.ndarray] = {
         "token_ids": np.zeros(length, dtype=np.int64),
         "positions": np.arange(length) % model.max_positions,
         "patch_index": np.arange(length),
         "patches": np.zeros((length, *model.patch_shape), dtype=np.float32),
-        "last": np.cumsum(sizes) - 1,
+        "last": np.cumsum(lengths) - 1,
     }
+    arrays |= scratch_chunks(lengths, cached, runner.page_size)
     if graphs is not None:
-        inputs |= graphs.lora_arrays(np.full(decodes + length, -1))
-    batch: dict[str, np.ndarray] = {
-        "slot_mapping": np.zeros(length, dtype=np.int64),
-        "cu_seqlens_q": np.cumsum([0, *sizes], dtype=np.int32),
-        "cu_seqlens_k": np.cumsum([0, *(sizes + cached)], dtype=np.int32),
-    }
-    if cached:
-        batch["context_slots"] = np.zeros(int((sizes + cached).sum()), dtype=np.int64)
-    return runner.eager_pass(PromptArrays(inputs, batch), np.zeros(decodes, dtype=np.int64))
+        arrays |= graphs.lora_arrays(np.full(length, -1))
+    return runner.eager_pass(arrays)
 
 
 def _rows(rows: int) -> Plan:
     return slots_plan(np.zeros(rows, dtype=np.int64))
 
 
-def _full_prompt(model: SpeechModel, bucket: Bucket) -> Plan:
+def _full_prompt(runner: SpeechRunner, bucket: Bucket) -> Plan:
     """A prompt that fills a captured prefill, as far as the context allows."""
-    tokens, audio = min(bucket["tokens"], model.max_positions), bucket["audio"]
-    cu_seqlens, index = np.array([0, tokens], dtype=np.int32), np.arange(tokens)
-    inputs = {"positions": index, "patch_index": np.where(index < audio, index, -1)}
-    batch: dict[str, np.ndarray] = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
-    batch["slot_mapping"] = np.zeros_like(index)
-    return prefill_plan(PromptArrays(inputs, batch), np.zeros(1, dtype=np.int64), bucket)
+    index = np.arange(min(bucket["tokens"], runner.model.max_positions))
+    arrays = {"positions": index, "patch_index": np.where(index < bucket["audio"], index, -1)}
+    arrays |= scratch_chunks([len(index)], 0, runner.page_size)
+    return prefill_plan(arrays, np.zeros(1, dtype=np.int64), bucket)

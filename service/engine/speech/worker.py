@@ -16,7 +16,7 @@ import torch
 
 from models.interfaces.processor import SpeechProcessor
 from models.protocol import SpeechModel
-from service.engine.core.faults import LaunchError, RepeatableLaunchError, launch_errors, launch_failure, queue_timeout
+from service.engine.core.faults import LaunchError, launch_errors, launch_failure, queue_timeout
 from service.engine.core.pages import PagePool, pages_for
 from service.engine.core.readback import Readback, mark, seconds_between
 from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
@@ -75,7 +75,7 @@ class SpeechWorker:
         context_pages = pages_for(model.max_positions, config.page_size)
         row_bytes = sum(spec.bytes_per_token(context.dtype) for spec in model.cache_specs())
         self.page_bytes = row_bytes * config.page_size
-        self._adapters = AdapterFiles(config, model) if config.lora_voices else None
+        self._adapters = AdapterFiles(config, model)
         self.max_pages = 1 + config.slots * context_pages
         self.min_pages = 1 + context_pages
         self._costs = SpeechCosts()
@@ -94,8 +94,7 @@ class SpeechWorker:
             self._model, config.slots, pages_for(self._model.max_positions, config.page_size), torch.device("meta")
         )
         state_bytes = sum(table.numel() * table.element_size() for table in state.values())
-        if self._adapters is not None:
-            state_bytes += self._adapters.num_bytes(self._context.dtype)
+        state_bytes += self._adapters.num_bytes(self._context.dtype)
         if device.type == "cpu":
             return MemoryRequirements(state=state_bytes)
         runner, samples = self._make_runner(num_pages=2), self._processor.reference_sample_rate * 4
@@ -108,8 +107,7 @@ class SpeechWorker:
         on_gpu = self._context.device.type == "cuda"
         self._pages = PagePool(num_pages, config.page_size)
         self._runner = self._make_runner(num_pages)
-        if self._adapters is not None:
-            self._adapters.load(self._runner.bank)
+        self._adapters.load(self._runner.bank)
         policy = Policy(
             buckets=self._buckets,
             max_streams=config.slots,
@@ -125,8 +123,9 @@ class SpeechWorker:
         self._scheduler = SpeechScheduler(policy, self._forecast, self._pages)
         count = self._context.observations.count
         self._scheduler.room.on_preemption = partial(count, "speech_preemptions_total", model=self.name)
-        slots = {} if self._adapters is None else self._adapters.slots
-        self._requests = SpeechRequests(self.name, self._processor, self._model, self._scheduler, self._context, slots)
+        self._requests = SpeechRequests(
+            self.name, self._processor, self._model, self._scheduler, self._context, self._adapters.slots
+        )
 
     def _make_runner(self, num_pages: int) -> SpeechRunner:
         return SpeechRunner(
@@ -252,12 +251,6 @@ class SpeechWorker:
         try:
             with launch_errors():
                 launch = self._launch(step)
-        except RepeatableLaunchError as error:
-            log.exception("a prefill failed; its requests end")
-            for stream in step.decodes:
-                self._scheduler.undo(stream)
-            self._requests.abandon_all([chunk.stream for chunk in step.prefills], error)
-            return True
         except LaunchError as error:
             log.exception("a step failed; its requests end")
             self._requests.abandon_all([*(chunk.stream for chunk in step.prefills), *step.decodes], error)
@@ -267,11 +260,11 @@ class SpeechWorker:
         return True
 
     def _launch(self, step: Step) -> Launch:
+        if step.prefills:
+            chunks = [(chunk, self._requests.of(chunk.stream)) for chunk in step.prefills]
+            return self._runner.launch_prefill(chunks, tail=step.tail)
         decodes = [self._requests.of(stream) for stream in step.decodes]
-        if not step.prefills:
-            return self._runner.launch_decode(decodes, step.decodes[0].solver_steps)
-        chunks = [(chunk, self._requests.of(chunk.stream)) for chunk in step.prefills]
-        return self._runner.launch_prefill(chunks, decodes, tail=step.tail)
+        return self._runner.launch_decode(decodes, step.decodes[0].solver_steps)
 
     def _reference_goes_first(self, step: Step | None, now: float) -> bool:
         """Encoding reference audio alternates with steps while the smallest slack covers a piece and the step after

@@ -451,7 +451,7 @@ def test_a_request_that_waits_too_long_in_the_queue_is_answered_503() -> None:
     engine.channel.commands.append(ChatRequest("late", "tiny", TEXT, sampling, now - 100))
     engine.turn()
     engine.worker.fail_timed_out(now + 30)
-    assert len(engine.worker._requests) == 2
+    assert len(engine.worker._requests._sequences) == 2
     engine.worker.fail_timed_out(time.monotonic() + 61)
     engine.run()
     failed = engine.failures()

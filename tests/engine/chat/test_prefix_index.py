@@ -62,7 +62,7 @@ def test_one_prompt_is_computed_once_for_all_that_come_together(
     pacing = engine.worker._pacing
     pacing.gaps = Gaps(None)
     pacing.costs.prefill.start(1.0, 1e-9, 1e-12)
-    monkeypatch.setattr(pacing, "observe", lambda *_: None)  # How much a step holds must not depend on the machine.
+    monkeypatch.setattr(engine.worker, "_learn", lambda *_: None)  # Steps must not depend on the machine.
     for _ in range(4):
         engine.turn()
     steps = launched(engine, monkeypatch)

@@ -92,7 +92,7 @@ def test_a_command_interrupts_the_capture_of_an_idle_engine(monkeypatch: pytest.
         return True
 
     monkeypatch.setattr(engine.worker, "capture_next", capture)
-    assert engine.turn() and not engine.worker._requests
+    assert engine.turn() and not engine.worker._requests._sequences
     assert engine.turn() and engine.pool.arrived is None
     monkeypatch.undo()
     engine.run()

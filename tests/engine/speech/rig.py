@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from models.interfaces.processor import SpeechProcessor
@@ -17,7 +16,6 @@ from models.protocol import SpeechModel
 from service.engine.core.worker import Control, Request, WorkerContext
 from service.engine.speech.in_flight import Launch
 from service.engine.speech.runner import Outcome
-from service.engine.speech.scheduler import Step
 from service.engine.speech.worker import SpeechWorker
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
@@ -151,24 +149,5 @@ class WorkerRig:
         """Nothing is left of any request."""
         state = self.worker.state()
         assert (state.running, state.waiting, state.pages_used) == (0, 0, 0)
-        assert not len(self.worker._requests) and not self.worker._in_flight
+        assert not self.worker._requests._sequences and not self.worker._in_flight
         self.worker._pages.check()
-
-
-def beside_decode_rows(rig: WorkerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every prefill takes along the rows that can decode."""
-    scheduler = rig.worker._scheduler
-    choose = scheduler.next_step
-
-    def mixed(start: float) -> Step | None:
-        step = choose(start)
-        if step is None or not step.prefills:
-            return step
-        prefilled = {chunk.stream for chunk in step.prefills}
-        rows = tuple(stream for stream in scheduler.running if stream.decodable and stream not in prefilled)
-        return Step(step.prefills, rows, step.predicted)
-
-    monkeypatch.setattr(scheduler, "next_step", mixed)
-    # How many steps there are between two prompts, and how many prompts join, is not for a busy machine to decide.
-    monkeypatch.setattr(scheduler, "_slacks", lambda start: [])
-    monkeypatch.setattr(scheduler.forecast, "joins", lambda chunks, chunk: False)

@@ -160,9 +160,9 @@ class Simulation:
         if not step.prefills:
             total += sum(mean("decode", steps, self.bucket(count)) for steps, count in rows.items())
         else:
-            bucket = None if step.decodes else self.captured(PrefillSize.of(step.prefills).required)
-            tokens = sum(chunk.length for chunk in step.prefills) + len(step.decodes)
-            kind, size = ("prefill", tokens) if bucket is None else replayed_cost_key(bucket)
+            required = PrefillSize.of(step.prefills).required
+            bucket = self.captured(required)
+            kind, size = ("prefill", required["tokens"]) if bucket is None else replayed_cost_key(bucket)
             total += mean(kind, 0, size)
             total += sum(mean("tail", steps, self.bucket(count)) for steps, count in rows.items())
         return total * (1 + self.random.uniform(-self.jitter, self.jitter))
@@ -219,7 +219,7 @@ class Simulation:
     def check(self, step: Step) -> None:
         """What every step must be."""
         streams = [chunk.stream for chunk in step.prefills] + list(step.decodes)
-        assert streams and len(set(streams)) == len(streams)
+        assert streams and len(set(streams)) == len(streams) and not (step.prefills and step.decodes)
         assert len(step.emitting) <= self.buckets[-1]
         assert all(stream.decodable and stream.launched < stream.max_patches for stream in step.decodes)
         for chunk in step.prefills:

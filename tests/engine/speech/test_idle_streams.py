@@ -211,15 +211,15 @@ def test_a_longer_segment_takes_pages_of_idle_streams_and_at_last_its_own() -> N
     sched = scheduler(pages=60)
     one, two, three = playing(sched, 3, slack=1.0)
     one.last_launch, three.last_launch = 1.0, 2.0
-    assert not sched.reserve(two, 31 * 16), "the others speak"
+    assert not sched.room.reserve(two, 31 * 16), "the others speak"
     idle(sched, one)
-    assert sched.reserve(two, 31 * 16)
+    assert sched.room.reserve(two, 31 * 16)
     assert one.phase is Phase.PREEMPTED and len(two.pages) == 31 and not one.pages
     idle(sched, three)
-    assert sched.reserve(three, 40 * 16) and three.phase is Phase.PREEMPTED and not three.pages
+    assert sched.room.reserve(three, 40 * 16) and three.phase is Phase.PREEMPTED and not three.pages
     sched.begin_segment(three, 440, 0, 200)
     assert three.phase is Phase.WAITING and sched.next_step(100.0) is not None
-    assert not sched.reserve(two, 61 * 16), "that is more than the cache holds"
+    assert not sched.room.reserve(two, 61 * 16), "that is more than the cache holds"
     assert sched.running == [two]
 
 
@@ -270,7 +270,7 @@ def test_a_stream_whose_longer_segment_finds_no_pages_is_preempted_once() -> Non
     mine, other, *_ = of_one_voice(sched, 4)
     for one in (mine, other):
         idle(sched, one)
-    assert sched.reserve(mine, 54 * 16)
+    assert sched.room.reserve(mine, 54 * 16)
     assert mine.phase is Phase.PREEMPTED and other.phase is Phase.IDLE and len(preempted) == 1
     assert sched.room.preempted == [mine]
     sched.release(mine)

@@ -367,7 +367,7 @@ Group = tuple[int, float, dict[str, Any]]
     [
         ([(4, 0.04, {})], True, [0], False),
         ([(16, 3.0, {})], True, [], True),
-        ([(16, 3.0, {}), (2, 0.085, {})], True, [1], True),
+        ([(16, 3.0, {}), (2, 0.085, {})], True, [], True),
         ([(33, 0.05, {})], False, [0], False),
         ([(46, 1.0, {})], False, [0], False),
         ([(6, 0.5, {}), (3, 0.0, {"live": False}), (51, 5.0, {})], False, [0, 1, 2], False),
@@ -376,7 +376,7 @@ Group = tuple[int, float, dict[str, Any]]
     ids=[
         "a prefill waits while the least slack does not cover it",
         "streams far ahead yield to the first chunk of a new one",
-        "rows that could not wait ride in the prefill",
+        "a prefill goes before rows whose slack covers it",
         "nothing near silence is trimmed",
         "nothing is trimmed that pays for its place",
         "offline rows fill what is left",
@@ -457,8 +457,8 @@ def test_pages_are_reserved_to_the_cap_and_come_back() -> None:
     sched.launch(step, 0.0)
     (a,) = sched.running
     assert len(a.pages) == 15
-    assert sched.reserve(a, 300) and len(a.pages) == 19
-    assert not sched.reserve(a, 400)
+    assert sched.room.reserve(a, 300) and len(a.pages) == 19
+    assert not sched.room.reserve(a, 400)
     sched.release(a)
     step = sched.next_step(0.0)
     assert step is not None and [chunk.stream.request_id for chunk in step.prefills] == ["b"]

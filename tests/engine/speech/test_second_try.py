@@ -11,7 +11,7 @@ import torch
 from models.voxcpm2.model import VoxCPM2
 from service.engine.speech.runner import make_copies
 from service.engine.speech.stream import PageCopy
-from tests.engine.speech.rig import Heard, WorkerRig, beside_decode_rows
+from tests.engine.speech.rig import Heard, WorkerRig
 from tests.engine.speech.test_voices import Alone, same, spoken, spoken_stream
 from tests.engine.speech.test_voices import model as model
 from tests.engine.speech.test_worker import request
@@ -25,7 +25,7 @@ def alone(model: VoxCPM2) -> dict[tuple[int, ...], Heard]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("route", ["replayed", "mixed"])
+@pytest.mark.parametrize("route", ["replayed", "eager"])
 def test_nothing_sounds_different_if_every_prefill_runs_out_of_memory_at_first(
     model: VoxCPM2, alone: dict[tuple[int, ...], Heard], monkeypatch: pytest.MonkeyPatch, route: str
 ) -> None:
@@ -33,8 +33,6 @@ def test_nothing_sounds_different_if_every_prefill_runs_out_of_memory_at_first(
     fault = OutOfMemory(monkeypatch, model, "prefill", times=0)
     rig = WorkerRig(model, golden.processor(), graphs=route == "replayed", max_running=8, step_tokens=48)
     fault.at_first_tries_of(rig.worker._runner, "_launch_pass")
-    if route == "mixed":
-        beside_decode_rows(rig, monkeypatch)
     asked = [(0, 3, 2, 0, 0), (1, 3, 1, 0, 0), (2, 0, 2, 1, 0), (3, 2, 2, 0, 9), (4, 3, 1, 0, 0), (5, 2, 1, 0, 0)]
     heard = rig.run({2 * turn: [spoken(*kind)] for turn, kind in enumerate(asked)})
     for kind in asked:
@@ -42,7 +40,6 @@ def test_nothing_sounds_different_if_every_prefill_runs_out_of_memory_at_first(
     rig.assert_clean()
     found = retries(rig.observations.drain())
     assert {outcome for _, outcome in found} == {"succeeded"} and sum(found.values()) == fault.failed >= 6
-    assert route != "mixed" or "mixed" in {kind for kind, _ in found}
 
 
 @pytest.mark.slow
@@ -50,7 +47,6 @@ def test_a_prefill_that_runs_out_of_memory_twice_fails_alone(
     model: VoxCPM2, alone: dict[tuple[int, ...], Heard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = WorkerRig(model, golden.processor(), graphs=False)
-    beside_decode_rows(rig, monkeypatch)
 
     def bad(chunks: Any, *rest: Any) -> bool:
         return any(sequence.request.request_id == "bad" for _, sequence in chunks)
@@ -66,14 +62,12 @@ def test_a_prefill_that_runs_out_of_memory_twice_fails_alone(
     heard = rig.run({0: [spoken(0, 3, 2)], 3: [request("bad")]})
     assert heard["bad"].failed is not None and heard["bad"].failed.code == "out_of_memory" and len(tries) == 2
     same(heard["0"], alone[0, 3, 2])
-    assert retries(rig.observations.drain()) == {("mixed", "failed"): 1}
+    assert retries(rig.observations.drain()) == {("prefill", "failed"): 1}
     rig.assert_clean()
 
 
-def test_what_fails_behind_a_mixed_pass_fails_its_decode_rows(model: VoxCPM2, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pass has advanced their lengths."""
+def test_what_fails_behind_a_pass_fails_its_prompts_alone(model: VoxCPM2, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = WorkerRig(model, golden.processor(), graphs=False)
-    beside_decode_rows(rig, monkeypatch)
     runner = rig.worker._runner
 
     def with_new(sequences: Any) -> bool:
@@ -81,7 +75,7 @@ def test_what_fails_behind_a_mixed_pass_fails_its_decode_rows(model: VoxCPM2, mo
 
     fault = OutOfMemory(monkeypatch, runner, "_begin_attempts", chosen=with_new)
     heard = rig.run({0: [request("row")], 3: [request("new")]})
-    assert fault.failed == 1 and all(heard[name].failed is not None for name in ("row", "new"))
+    assert fault.failed == 1 and heard["new"].failed is not None and heard["row"].failed is None
     assert not retries(rig.observations.drain())
     rig.assert_clean()
 

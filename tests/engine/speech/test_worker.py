@@ -19,7 +19,7 @@ from models.voxcpm2.model import VoxCPM2
 from service.engine.core.worker import Control, Request
 from service.engine.speech.scheduler import Step
 from service.link.messages import Abort, EncodeReference, Pause, SpeechAppend, SpeechRequest, SpeechSegment
-from tests.engine.speech.rig import Heard, WorkerRig, beside_decode_rows
+from tests.engine.speech.rig import Heard, WorkerRig
 from tests.models.voxcpm2 import golden
 from tests.support.slow import slow
 
@@ -436,27 +436,24 @@ def test_overload_is_answered_with_503_and_a_time(model: VoxCPM2) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mixed", [True, False], ids=["decode rows in every prefill", "first patches in decode steps"])
-def test_how_prefills_and_decodes_are_joined_changes_nothing(
-    model: VoxCPM2, alone: dict[str, Heard], monkeypatch: pytest.MonkeyPatch, mixed: bool
+@pytest.mark.parametrize("chunked", [True, False], ids=["prompts in chunks", "first patches in decode steps"])
+def test_how_prompts_are_cut_and_begun_changes_nothing(
+    model: VoxCPM2, alone: dict[str, Heard], monkeypatch: pytest.MonkeyPatch, chunked: bool
 ) -> None:
-    step_tokens = 16 if mixed else 512
+    step_tokens = 16 if chunked else 512
     rig = WorkerRig(model, golden.processor(), max_running=8, buckets=(3, 8), tokens=4096, step_tokens=step_tokens)
-    if mixed:
-        beside_decode_rows(rig, monkeypatch)
-    else:
+    if not chunked:
         rig.first_patches_in_rows(lambda: True)
-        # Whether two prompts join eagerly is not for a busy machine to decide.
-        monkeypatch.setattr(rig.worker._scheduler.forecast, "joins", lambda chunks, chunk: False)
+    # Whether two prompts join eagerly is not for a busy machine to decide.
+    monkeypatch.setattr(rig.worker._scheduler.forecast, "joins", lambda chunks, chunk: False)
     rig.observations.drain()
     heard = rig.run({2 * i: [one] for i, one in enumerate(streams(8))})
     for name, got in heard.items():
         np.testing.assert_allclose(np.stack(got.patches), np.stack(alone[name].patches), atol=HIDDEN, rtol=0)
         np.testing.assert_allclose(got.audio, alone[name].audio, atol=AUDIO, rtol=0)
     rig.assert_clean()
-    metric = "step_duration_seconds" if mixed else "steps_total"
-    kinds = {event.labels["kind"] for event in rig.observations.drain() if event.name == metric}
-    assert "mixed" in kinds if mixed else kinds == {"prefill", "decode", "vae"}
+    kinds = {event.labels["kind"] for event in rig.observations.drain() if event.name == "steps_total"}
+    assert kinds == {"prefill", "decode", "vae"} | ({"tail"} if chunked else set())
 
 
 EVENTS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.sampled_from(["abort", "pause", "go on"])))
