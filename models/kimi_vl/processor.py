@@ -31,7 +31,7 @@ from models.kimi_vl.config import KimiVLConfig, load_config
 from models.kimi_vl.pictures import ImageSettings, checked_size, fitted_size, load_image_settings
 from models.kimi_vl.tokenizer import KimiTokenizer, load_tokenizer
 from models.text.chat_template import ChatTemplate, load_chat_template, template_turn
-from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated
+from models.text.placeholders import MediaTokens, join, plain, repeated
 from models.text.processor import TextProcessor
 from models.text.tools import Escape, Turn
 
@@ -138,10 +138,7 @@ class KimiVLProcessor(TextProcessor):
         return template_turn(message, lambda _: "image", escaped)
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
-        token_ids, placeholders = expand(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders])
-        check_length(token_ids, self.context_length)
-        positions = np.arange(len(token_ids), dtype=np.int32)[None]
-        return Prompt(token_ids, positions, len(token_ids), tuple(items), placeholders)
+        return self.plain_prompt(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders], items)
 
     def _media_tokens(self, item: MediaItem) -> MediaTokens:
         """The tokens that replace a placeholder: the rows of each frame, in a block of its own."""
