@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import cast
 
 import numpy as np
 import torch
@@ -165,9 +164,8 @@ class KimiVisionEncoder(nn.Module):
         values = byte_lookup(buffers["pixels"], table, self.patch_embed.in_features)
         x = self.patch_embed(values) + buffers["positions"]
         rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
-        blocks = cast("Sequence[TowerBlock]", self.blocks)
         cu_seqlens, max_seqlen = bounds(buffers["cu_seqlens"], bucket), bucket["max_seqlen"]
-        normed = run_tower(blocks, x, self.final_norm, rotary, cu_seqlens, max_seqlen)
+        normed = run_tower(self.blocks, x, self.final_norm, rotary, cu_seqlens, max_seqlen)
         return {"embeds": self.projector(normed.index_select(0, buffers["merge_index"]))}
 
     def prepare(self) -> None:

@@ -6,8 +6,7 @@ embedding. Each frame pair is an attention segment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
@@ -34,6 +33,5 @@ class Qwen2VLEncoder(PatchEncoder):
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
         x = self.embed_patches(buffers["pixels"])
-        blocks = cast("Sequence[TowerBlock]", self.blocks)
         cu_seqlens, max_seqlen = bounds(buffers["cu_seqlens"], bucket), bucket["max_seqlen"]
-        return {"embeds": self.merger(run_tower(blocks, x, self.merger.norm, rotary, cu_seqlens, max_seqlen))}
+        return {"embeds": self.merger(run_tower(self.blocks, x, self.merger.norm, rotary, cu_seqlens, max_seqlen))}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import cast
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from models.interfaces.media import MediaItem
 from models.interfaces.rule import Rule, qkv_rules, renamed
 from models.layers.mlp import MLP, Activation
 from models.layers.packed import WINDOW, byte_lookup, layer_norm, window_attention
-from models.layers.tower import TowerBlock, run_tower
+from models.layers.tower import run_tower
 from models.minicpmv.encoder import SLICES, byte_values, cumulative, cut, in_squares, part_of, patch_rows, slice_grids
 from models.minicpmv.tower import Tower, tower_rules
 from models.minicpmv.v4_6.config import MiniCPMV46Config
@@ -149,7 +148,7 @@ class MiniCPMV46Encoder(nn.Module):
         cu_slices, longest, tower = buffers["cu_slices"], bucket["max_seqlen"], self.tower
         patches = byte_lookup(buffers["pixels"], self.byte_values[None], tower.patch_embedding.in_features)
         x = tower.embed(patches, buffers["position_ids"])
-        blocks = cast("Sequence[TowerBlock]", tower.layers)
+        blocks = tower.layers
         if not bucket["fine_sequences"]:
             last = self.config.insert_layer + 1
             # run_tower leaves the sum in x that it returns the norm of.

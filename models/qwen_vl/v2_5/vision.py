@@ -22,9 +22,8 @@ from models.interfaces.media import MediaItem
 from models.layers.norms import RMSNorm
 from models.layers.rms_tower import RMSTowerBlock, run_rms_tower
 from models.layers.rotary import rotary_cos_sin
-from models.qwen_vl.encoder import NORM_EPS, Merger, PatchEncoder
+from models.qwen_vl.encoder import NORM_EPS, Merger, PatchEncoder, block_coordinates
 from models.qwen_vl.items import grid_of
-from models.qwen_vl.patches import block_coordinates
 from models.qwen_vl.v2_5.config import Qwen25VLConfig
 
 _INNER_MULTIPLE = 128
@@ -145,8 +144,7 @@ class Qwen25VLEncoder(PatchEncoder):
         frames = buffers["cu_seqlens"], bucket["max_seqlen"]
         windows = buffers["cu_window_seqlens"], self.window**2 * self.config.merged_patches
         segments = [frames if index in self.full_attention else windows for index in range(self.config.depth)]
-        blocks = cast("Sequence[RMSTowerBlock]", self.blocks)
-        merged = self.merger(run_rms_tower(blocks, x, self.merger.norm, rotary, segments))
+        merged = self.merger(run_rms_tower(self.blocks, x, self.merger.norm, rotary, segments))
         return {"embeds": merged.index_select(0, buffers["reverse_index"])}
 
     def _in_window_order(self, pixels: Tensor, window_index: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The vision tower of Qwen3-VL with its mergers, as a capturable encoder.
 
-Rows are patches in the order of models/qwen_vl/patches.py. A learned position table is interpolated to each grid, and
+Rows are patches in the order of models/qwen_vl/encoder.py. A learned position table is interpolated to each grid, and
 the outputs of some blocks become features of the language model's first layers (DeepStack, arXiv:2406.04334).
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import cast
 
 import numpy as np
 import torch
@@ -22,9 +21,8 @@ from models.layers.packed import add_table_rows
 from models.layers.rotary import rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
 from models.qwen_vl.config import ImageSettings
-from models.qwen_vl.encoder import NORM_EPS, Merger, PatchEncoder
+from models.qwen_vl.encoder import NORM_EPS, Merger, PatchEncoder, block_coordinates
 from models.qwen_vl.items import grid_of
-from models.qwen_vl.patches import block_coordinates
 from models.qwen_vl.v3.config import TowerConfig
 
 _CACHED_GRIDS = 64
@@ -95,9 +93,8 @@ class Qwen3VLEncoder(PatchEncoder):
             if block in levels:
                 features.append(levels[block](hidden))
 
-        blocks = cast("Sequence[TowerBlock]", self.blocks)
         cu_seqlens, max_seqlen = bounds(buffers["cu_seqlens"], bucket), bucket["max_seqlen"]
-        normed = run_tower(blocks, x, self.merger.norm, rotary, cu_seqlens, max_seqlen, after=take)
+        normed = run_tower(self.blocks, x, self.merger.norm, rotary, cu_seqlens, max_seqlen, after=take)
         return {"embeds": torch.cat((self.merger(normed), *features), dim=1)}
 
 
