@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,10 +9,8 @@ import torch
 from torch import Tensor
 
 from models.layers.op import op
+from models.protocol import State
 from models.voxcpm2.network import Rotary, VoxCPM2Network
-
-State = Mapping[str, Tensor]
-"""The tables of the slot state by name, each [slots, ...]."""
 
 
 @dataclass(frozen=True, eq=False)

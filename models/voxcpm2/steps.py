@@ -7,7 +7,7 @@ are inactive, so everything that they write goes to scratch or repeats the old v
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from models.interfaces.capturable import Bucket, BufferSpec
 from models.layers.adapters import Lora, LoraBank
-from models.layers.kv_cache import PagedBatch
+from models.layers.kv_cache import Caches, PagedBatch
 from models.layers.lora import LoraRows, num_tiles
-from models.protocol import RESULT_FLAGS
+from models.protocol import RESULT_FLAGS, State
 from models.voxcpm2.audio_vae import CodecDecoder
 from models.voxcpm2.network import VoxCPM2Network
 from models.voxcpm2.patch import PatchMaker
-from models.voxcpm2.rows import State, draw_of, step_inputs, with_prompt_vectors
+from models.voxcpm2.rows import draw_of, step_inputs, with_prompt_vectors
 from models.voxcpm2.vae_layers import Streams
 
 
@@ -54,7 +54,7 @@ class DecodeStep:
     network: VoxCPM2Network
     make_patch: PatchMaker
     state: State
-    caches: Sequence[Mapping[str, Tensor]]
+    caches: Caches
     page_size: int
     bank: LoraBank | None = None
 
@@ -88,7 +88,7 @@ class PrefillStep:
     name: str
     prefill: Prefill
     state: State
-    caches: Sequence[Mapping[str, Tensor]]
+    caches: Caches
     page_size: int
     patch_shape: tuple[int, int]
     bank: LoraBank | None = None
