@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from models.interfaces.capturable import BufferSpec
 from models.interfaces.rule import Rule
 from models.layers.block import ExpertLayout, add_and_norm, block_rules, swiglu_rules
-from models.layers.decoder import DecoderConfig, TokenDecoder
+from models.layers.decoder import DecoderConfig, TokenDecoder, token_rules
 from models.layers.deferred_norm import Normed
 from models.layers.gated_attention import GatedAttention
 from models.layers.gated_delta import CONV_WIDTH, GatedDeltaConfig, GatedDeltaNet
@@ -189,15 +189,12 @@ class HybridDecoder(TokenDecoder):
 
 def hybrid_rules(config: HybridConfig, layout: ExpertLayout) -> list[Rule]:
     """Rules for a HybridDecoder named "decoder"."""
-    published, ours = "model.language_model.", "decoder."
-    layer, our_layer, delta = f"{published}layers.{{i}}.", f"{ours}layers.{{i}}.", config.delta
+    published = "model.language_model."
+    layer, our_layer, delta = f"{published}layers.{{i}}.", "decoder.layers.{i}.", config.delta
     linear, our_linear = f"{layer}linear_attn.", f"{our_layer}delta."
     inner, heads = delta.value_heads * delta.value_dim, delta.value_heads
     return [
-        Rule(f"{published}embed_tokens.weight", f"{ours}embed_tokens.weight"),
-        Rule(f"{published}embed_tokens.weight", f"{ours}tied_head", shared=True),
-        Rule(f"{published}norm.weight", f"{ours}norm.weight"),
-        Rule("lm_head.weight", f"{ours}head.weight"),
+        *token_rules(published, "lm_head.weight"),
         *layer_rules(config, layer, our_layer, layout),
         Rule(f"{linear}in_proj_qkv.weight", f"{our_linear}in_qkvz.weight", rows=(0, delta.channels)),
         Rule(f"{linear}in_proj_z.weight", f"{our_linear}in_qkvz.weight", rows=(delta.channels, delta.channels + inner)),
