@@ -24,7 +24,7 @@ from models.layers.equal_segments import bounds
 from models.layers.mla import half_split_rows
 from models.layers.mlp import MLP
 from models.layers.one_segment import dense_buckets
-from models.layers.packed import byte_lookup, layer_norm, widen_inputs
+from models.layers.packed import byte_lookup, byte_values, layer_norm, raster_coordinates, widen_inputs
 from models.layers.resample import resized
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
@@ -80,7 +80,7 @@ class KimiVisionEncoder(nn.Module):
         self.blocks = nn.ModuleList(TowerBlock(*sizes, "gelu_tanh", _NORM_EPS) for _ in range(vision.num_hidden_layers))
         self.final_norm = nn.LayerNorm(vision.hidden_size, eps=_NORM_EPS)
         self.projector = Projector(vision.hidden_size, vision.merged_patches, config.text.hidden_size)
-        self.register_buffer("byte_values", _byte_values(images), persistent=False)
+        self.register_buffer("byte_values", byte_values(images.mean, images.std), persistent=False)
         # Pair 2i turns by column * f_i, pair 2i + 1 by row * f_i.
         frequencies = inverse_frequencies(vision.head_dim // 2, _ROPE_THETA)
         axes = torch.arange(2, device="cpu").repeat(len(frequencies))
@@ -116,7 +116,7 @@ class KimiVisionEncoder(nn.Module):
         total = int(cu_seqlens[-1])
         return Plan(
             arrays={
-                "coordinates": np.concatenate([_coordinates(*grid) for grid in grids]),
+                "coordinates": np.concatenate([raster_coordinates(*grid) for grid in grids]),
                 "cu_seqlens": cu_seqlens,
                 "merge_index": np.concatenate(
                     [start + _merge_order(*grid) for start, grid in zip(cu_seqlens, grids, strict=False)]
@@ -203,22 +203,9 @@ class KimiVisionEncoder(nn.Module):
         return found
 
 
-def _byte_values(images: ImageSettings) -> Tensor:
-    """Normalised value of every byte, channel by channel: float32 [3, 256]."""
-    values = np.arange(256, dtype=np.float32) / np.float32(255)
-    mean, std = np.array(images.mean, dtype=np.float32), np.array(images.std, dtype=np.float32)
-    return torch.from_numpy((values[None] - mean[:, None]) / std[:, None])
-
-
 def _grids(items: Sequence[MediaItem]) -> list[tuple[int, int]]:
     """(rows, columns) of every picture of the items."""
     return [(int(rows), int(columns)) for item in items for rows, columns in item.arrays["grids"]]
-
-
-@lru_cache(maxsize=_CACHED_GRIDS)
-def _coordinates(rows: int, columns: int) -> np.ndarray:
-    row, column = np.indices((rows, columns), dtype=np.int32)
-    return np.stack((column.ravel(), row.ravel()), axis=1)
 
 
 @lru_cache(maxsize=_CACHED_GRIDS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
-from models.layers.packed import byte_lookup
+from models.layers.packed import byte_lookup, byte_values, raster_coordinates
 from models.layers.resample import resized
 from models.layers.upload import upload_frames
 from models.minicpmv.config import MiniCPMVConfig
@@ -51,7 +50,7 @@ class MiniCPMVEncoder(nn.Module):
         self.resampler = Resampler(
             config.vision.hidden_size, config.hidden_size, config.num_queries, temporal=config.fuses_frames
         )
-        self.register_buffer("byte_values", byte_values(config.pixel_mean, config.pixel_std), persistent=False)
+        self.register_buffer("byte_values", byte_values((config.pixel_mean,), (config.pixel_std,)), persistent=False)
 
     def prepare(self) -> None:
         """Constants of the loaded weights."""
@@ -114,7 +113,7 @@ class MiniCPMVEncoder(nn.Module):
         group_ends = cumulative(np.concatenate([item.arrays["group_sizes"] for item in items]))
         arrays = {
             "position_ids": np.concatenate([self._position_ids(*grid) for grid in grids]),
-            "coordinates": np.concatenate([_coordinates(*grid) for grid in grids]),
+            "coordinates": np.concatenate([raster_coordinates(*grid) for grid in grids]),
             "cu_slices": cu_slices,
             "cu_groups": cu_slices[group_ends],
         }
@@ -134,7 +133,7 @@ class MiniCPMVEncoder(nn.Module):
         return [item] if len(parts) == 1 else [self._part(item, first, last) for first, last in parts]
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        patches = byte_lookup(buffers["pixels"], self.byte_values[None], self.tower.patch_embedding.in_features)
+        patches = byte_lookup(buffers["pixels"], self.byte_values, self.tower.patch_embedding.in_features)
         hidden = self.tower(patches, buffers["position_ids"], buffers["cu_slices"], bucket["max_seqlen"])
         embeds = self.resampler(
             hidden,
@@ -161,12 +160,6 @@ class MiniCPMVEncoder(nn.Module):
         part = part_of(item, begin, end, self.config.vision.patch_size)
         groups = {"group_sizes": sizes[first:last], "temporal_ids": item.arrays["temporal_ids"][begin:end]}
         return replace(part, arrays={**part.arrays, **groups}, num_embeds=(last - first) * self.config.num_queries)
-
-
-def byte_values(mean: float, std: float) -> Tensor:
-    """Normalised value of every byte, the same for all channels: float32 [256]."""
-    values = np.arange(256, dtype=np.float32) / np.float32(255)
-    return torch.from_numpy((values - np.float32(mean)) / np.float32(std))
 
 
 def cumulative(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -226,9 +219,3 @@ def cut(sizes: np.ndarray, limits: Sequence[int]) -> list[tuple[int, int]]:
         if (ends[entry + 1] - ends[borders[-1]] > limits).any():
             borders.append(entry)
     return list(pairwise([*borders, len(sizes)]))
-
-
-@lru_cache(maxsize=1024)
-def _coordinates(rows: int, columns: int) -> np.ndarray:
-    row, column = np.indices((rows, columns), dtype=np.int32)
-    return np.stack((column.ravel(), row.ravel()), axis=1)

@@ -18,9 +18,9 @@ from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
 from models.interfaces.rule import Rule, qkv_rules, renamed
 from models.layers.mlp import MLP, Activation
-from models.layers.packed import WINDOW, byte_lookup, layer_norm, window_attention
+from models.layers.packed import WINDOW, byte_lookup, byte_values, layer_norm, window_attention
 from models.layers.tower import run_tower
-from models.minicpmv.encoder import SLICES, byte_values, cumulative, cut, in_squares, part_of, patch_rows, slice_grids
+from models.minicpmv.encoder import SLICES, cumulative, cut, in_squares, part_of, patch_rows, slice_grids
 from models.minicpmv.tower import Tower, tower_rules
 from models.minicpmv.v4_6.config import MiniCPMV46Config
 
@@ -76,7 +76,7 @@ class MiniCPMV46Encoder(nn.Module):
         self.window_merger = WindowMerger(config)
         inner = WINDOW * vision.hidden_size
         self.merger = Merger(vision.hidden_size, inner, config.hidden_size, "gelu", vision.norm_eps)
-        self.register_buffer("byte_values", byte_values(config.pixel_mean, config.pixel_std), persistent=False)
+        self.register_buffer("byte_values", byte_values((config.pixel_mean,), (config.pixel_std,)), persistent=False)
 
     def prepare(self) -> None:
         """Constants of the loaded weights."""
@@ -146,7 +146,7 @@ class MiniCPMV46Encoder(nn.Module):
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         cu_slices, longest, tower = buffers["cu_slices"], bucket["max_seqlen"], self.tower
-        patches = byte_lookup(buffers["pixels"], self.byte_values[None], tower.patch_embedding.in_features)
+        patches = byte_lookup(buffers["pixels"], self.byte_values, tower.patch_embedding.in_features)
         x = tower.embed(patches, buffers["position_ids"])
         blocks = tower.layers
         if not bucket["fine_sequences"]:
