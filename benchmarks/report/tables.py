@@ -256,10 +256,12 @@ def _load(result: Result, row: Row) -> str:
     return f"{result.facts['streams']} streams of speech"
 
 
-def _beside_rate(result: Result, row: Row) -> str:
-    if row["load"] == "chat":
-        return f"{number(row['tokens_per_s'])} tokens/s"
-    return f"{number(row['audio_s_per_s'])} audio-s/s"
+def _rate_key(row: Row) -> str:
+    return "audio_s_per_s" if row["load"] == "speech" else "tokens_per_s"
+
+
+def _rate(result: Result, row: Row) -> str:
+    return f"{number(row[_rate_key(row)])} {'audio-s' if row['load'] == 'speech' else 'tokens'}/s"
 
 
 # How a server is operated.
@@ -274,14 +276,6 @@ def _of_one(key: str) -> Cell:
         return f"{row[name] / one[name]:.2f}"
 
     return cell
-
-
-def _rate_key(row: Row) -> str:
-    return "audio_s_per_s" if row["load"] == "speech" else "tokens_per_s"
-
-
-def _gpus_rate(result: Result, row: Row) -> str:
-    return f"{number(row[_rate_key(row)])} {'audio-s' if row['load'] == 'speech' else 'tokens'}/s"
 
 
 def commands(results: Results) -> str:
@@ -504,7 +498,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
         [
             ("load", _load),
             ("", lambda result, row: "beside the other" if row["beside"] else "alone"),
-            ("rate", _beside_rate),
+            ("rate", _rate),
             ("first token or sound, p50, ms", "first_p50_ms"),
             ("p95, ms", "first_p95_ms"),
             ("p99, ms", "first_p99_ms"),
@@ -549,7 +543,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
             ("round", lambda result, row: str(row["round"] + 1)),
             ("GPUs", _text("gpus")),
             ("open at once", _text("at_once")),
-            ("rate", _gpus_rate),
+            ("rate", _rate),
             ("of one GPU's", _of_one("")),
             ("first token or sound, p50, ms", "first_p50_ms"),
             ("p95, ms", "first_p95_ms"),
