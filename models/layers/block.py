@@ -196,23 +196,18 @@ def block_rules(config: BlockConfig, published: str, ours: str, *, experts: Expe
     ]
 
 
-def swiglu_rules(published: str, ours: str, size: int) -> list[Rule]:
-    """Rules for a SwiGLU of width `size`."""
+def swiglu_rules(published: str, ours: str, size: int, suffix: str = ".weight") -> list[Rule]:
+    """Rules for a SwiGLU of width `size`. suffix: of our names."""
     return [
-        Rule(f"{published}gate_proj.weight", f"{ours}gate_up.weight", rows=(0, size)),
-        Rule(f"{published}up_proj.weight", f"{ours}gate_up.weight", rows=(size, 2 * size)),
-        Rule(f"{published}down_proj.weight", f"{ours}down.weight"),
+        Rule(f"{published}gate_proj.weight", f"{ours}gate_up{suffix}", rows=(0, size)),
+        Rule(f"{published}up_proj.weight", f"{ours}gate_up{suffix}", rows=(size, 2 * size)),
+        Rule(f"{published}down_proj.weight", f"{ours}down{suffix}"),
     ]
 
 
 def expert_rules(published: str, ours: str, size: int) -> list[Rule]:
     """Rules for a block's Experts of width `size`, whose matrices are published one by one."""
-    expert, experts = f"{published}mlp.experts.{{e}}.", f"{ours}mlp.experts."
-    return [
-        Rule(f"{expert}gate_proj.weight", f"{experts}gate_up", rows=(0, size)),
-        Rule(f"{expert}up_proj.weight", f"{experts}gate_up", rows=(size, 2 * size)),
-        Rule(f"{expert}down_proj.weight", f"{experts}down"),
-    ]
+    return swiglu_rules(f"{published}mlp.experts.{{e}}.", f"{ours}mlp.experts.", size, suffix="")
 
 
 def _stacked_expert_rules(published: str, ours: str, *, transposed: bool) -> list[Rule]:
