@@ -22,7 +22,7 @@ from models.kimi_vl.config import KimiVLConfig, VisionConfig
 from models.kimi_vl.pictures import ImageSettings
 from models.layers.equal_segments import bounds
 from models.layers.mla import half_split_rows
-from models.layers.mlp import MLP
+from models.layers.mlp import Merger
 from models.layers.one_segment import dense_buckets
 from models.layers.packed import byte_lookup, byte_values, layer_norm, raster_coordinates, widen_inputs
 from models.layers.resample import resized
@@ -37,20 +37,6 @@ _BUCKET_PATCHES = (256, 384, 512, 768, 1024, 1280, 1664, 2112, 2752, 3456, 4480,
 """Patches of the captured buckets, in steps of about 1.25 where one to four pictures fall. 4480 and 8960 hold one and
 two pictures over in_token_limit, which have 4096 to 4480 patches after padding. The list continues to the largest
 picture."""
-
-
-class Projector(nn.Module):
-    """Norm per patch, four patches side by side, two linears around an exact GELU: [P, hidden_size] -> [P / 4,
-    out_features]."""
-
-    def __init__(self, hidden_size: int, merged_patches: int, out_features: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(hidden_size, eps=_NORM_EPS)
-        self.mlp = MLP(hidden_size * merged_patches, hidden_size * merged_patches, "gelu", out_features=out_features)
-        self.merged_patches = merged_patches
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mlp(layer_norm(x, self.norm).unflatten(0, (-1, self.merged_patches)).flatten(1))
 
 
 class KimiVisionEncoder(nn.Module):
@@ -79,7 +65,8 @@ class KimiVisionEncoder(nn.Module):
         sizes = vision.hidden_size, vision.intermediate_size, vision.num_attention_heads
         self.blocks = nn.ModuleList(TowerBlock(*sizes, "gelu_tanh", _NORM_EPS) for _ in range(vision.num_hidden_layers))
         self.final_norm = nn.LayerNorm(vision.hidden_size, eps=_NORM_EPS)
-        self.projector = Projector(vision.hidden_size, vision.merged_patches, config.text.hidden_size)
+        norm, merged_size = nn.LayerNorm(vision.hidden_size, eps=_NORM_EPS), vision.hidden_size * vision.merged_patches
+        self.projector = Merger(norm, merged_size, config.text.hidden_size)
         self.register_buffer("byte_values", byte_values(images.mean, images.std), persistent=False)
         # Pair 2i turns by column * f_i, pair 2i + 1 by row * f_i.
         frequencies = inverse_frequencies(vision.head_dim // 2, _ROPE_THETA)
@@ -166,7 +153,8 @@ class KimiVisionEncoder(nn.Module):
         rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
         cu_seqlens, max_seqlen = bounds(buffers["cu_seqlens"], bucket), bucket["max_seqlen"]
         normed = run_tower(self.blocks, x, self.final_norm, rotary, cu_seqlens, max_seqlen)
-        return {"embeds": self.projector(normed.index_select(0, buffers["merge_index"]))}
+        in_blocks = normed.index_select(0, buffers["merge_index"])
+        return {"embeds": self.projector(layer_norm(in_blocks, self.projector.norm))}
 
     def prepare(self) -> None:
         """Pads the loaded patch embedding, and permutes rows of q and k: the published order pairs neighbours, ours

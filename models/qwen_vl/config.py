@@ -51,6 +51,11 @@ class VisionConfig:
         return self.hidden_size // self.num_heads
 
     @property
+    def merged_size(self) -> int:
+        """Width of the patches of an embedding side by side."""
+        return self.hidden_size * self.merged_patches
+
+    @property
     def patch_shape(self) -> tuple[int, int, int, int]:
         """Axes of the columns of a patch row: channel, time, y, x."""
         return self.channels, self.temporal_patch_size, self.patch_size, self.patch_size

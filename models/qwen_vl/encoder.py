@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -15,9 +14,8 @@ from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
-from models.layers.mlp import MLP
 from models.layers.one_segment import dense_buckets
-from models.layers.packed import byte_lookup, layer_norm
+from models.layers.packed import byte_lookup
 from models.layers.resample import resized
 from models.layers.rotary import inverse_frequencies
 from models.layers.upload import upload_frames
@@ -29,22 +27,6 @@ _PATCHES_PER_SEQUENCE = 64
 _MAX_SEQUENCES = 64
 _LARGEST_BUCKET_ITEMS = 4
 _CACHED_GRIDS = 64
-N = TypeVar("N", bound=nn.Module)
-
-
-class Merger(nn.Module, Generic[N]):
-    """Patches [P, hidden_size] -> rows [P / 4, out_features], normed before four patches become a row (the tower's last
-    norm, which the caller applies) or, with `norm_after`, behind that."""
-
-    def __init__(self, config: VisionConfig, norm: N, *, norm_after: bool = False) -> None:
-        super().__init__()
-        self.merged_size = config.hidden_size * config.merged_patches
-        self.norm, self.norm_after = norm, norm_after
-        self.mlp = MLP(self.merged_size, self.merged_size, "gelu", out_features=config.out_features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.view(-1, self.merged_size)
-        return self.mlp(layer_norm(rows, cast("nn.LayerNorm", self.norm)) if self.norm_after else rows)
 
 
 class PatchEncoder(nn.Module):

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket
 from models.layers.equal_segments import bounds
+from models.layers.mlp import Merger
 from models.layers.rotary import rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
 from models.qwen_vl.config import ImageSettings, VisionConfig
-from models.qwen_vl.encoder import NORM_EPS, Merger, PatchEncoder
+from models.qwen_vl.encoder import NORM_EPS, PatchEncoder
 
 
 class Qwen2VLEncoder(PatchEncoder):
@@ -28,7 +29,8 @@ class Qwen2VLEncoder(PatchEncoder):
         super().__init__(config, images)
         sizes = config.hidden_size, config.intermediate_size, config.num_heads
         self.blocks = nn.ModuleList(TowerBlock(*sizes, "quick_gelu", NORM_EPS) for _ in range(config.depth))
-        self.merger = Merger(config, nn.LayerNorm(config.hidden_size, eps=NORM_EPS))
+        norm = nn.LayerNorm(config.hidden_size, eps=NORM_EPS)
+        self.merger = Merger(norm, config.merged_size, config.out_features)
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)

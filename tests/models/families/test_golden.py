@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from models.interfaces.media import VideoFrames, VideoMetadata
-from models.layers.packed import add_table_rows, byte_lookup
+from models.layers.packed import add_table_rows
 from models.qwen_vl.encoder import patch_rows
 from models.qwen_vl.positions import frame_pair_seconds, time_positions
 from tests.models.families.family import ALL, CPU, FAMILIES, IN_FULL, QWEN, Family, families
@@ -112,8 +112,7 @@ def test_positions_and_tower_of_minicpmv(family: Family) -> None:
         if f"prompt.{name}.tower_hidden" not in family.expected:
             continue
         buffers = {buffer: torch.from_numpy(array) for buffer, array in plan.arrays.items()}
-        pixels, width = torch.cat(plan.tensors["pixels"]), encoder.tower.patch_embedding.in_features
-        patches = byte_lookup(pixels, encoder.byte_values, width)
+        patches = encoder.patches(torch.cat(plan.tensors["pixels"]))
         hidden = encoder.tower(patches, buffers["position_ids"], buffers["cu_slices"], plan.required["max_seqlen"])
         assert largest_difference(hidden, family.of(name, "tower_hidden")) <= family.embeds_tolerance
 
