@@ -7,8 +7,8 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from models.layers.dense_segments import attend_packed
 from models.layers.mlp import MLP, Activation
-from models.layers.one_segment import attend_packed
 from models.layers.packed import add_layer_norm, layer_norm
 
 _LONG_SEGMENT = 16384

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
-from models.layers.one_segment import dense_buckets
+from models.layers.dense_segments import dense_buckets
 from models.layers.packed import byte_lookup
 from models.layers.resample import resized
 from models.layers.rotary import inverse_frequencies

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket
-from models.layers.equal_segments import bounds
+from models.layers.dense_segments import bounds
 from models.layers.mlp import Merger
 from models.layers.rotary import rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
-from models.layers.equal_segments import bounds
+from models.layers.dense_segments import bounds
 from models.layers.mlp import Merger
 from models.layers.packed import add_table_rows, layer_norm
 from models.layers.rotary import rotary_cos_sin
