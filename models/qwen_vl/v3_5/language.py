@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from models.interfaces.capturable import BufferSpec
-from models.interfaces.rule import Rule
+from models.interfaces.rule import Rule, renamed
 from models.layers.block import ExpertLayout, add_and_norm, block_rules, swiglu_rules
 from models.layers.decoder import DecoderConfig, TokenDecoder, token_rules
 from models.layers.deferred_norm import Normed
@@ -212,10 +212,8 @@ def drafter_rules(config: HybridConfig, layout: ExpertLayout) -> list[Rule]:
     """Rules for the drafter of a HybridDecoder named "decoder"."""
     published, ours = "mtp.", "decoder.drafter."
     return [
-        Rule(f"{published}fc.weight", f"{ours}joined.weight"),
-        Rule(f"{published}pre_fc_norm_embedding.weight", f"{ours}embedding_norm.weight"),
-        Rule(f"{published}pre_fc_norm_hidden.weight", f"{ours}hidden_norm.weight"),
-        Rule(f"{published}norm.weight", f"{ours}norm.weight"),
+        *renamed(published, ours, {"pre_fc_norm_embedding": "embedding_norm", "pre_fc_norm_hidden": "hidden_norm"}),
+        *renamed(published, ours, {"fc": "joined", "norm": "norm"}),
         *layer_rules(config, f"{published}layers.0.", f"{ours}layer.", layout),
     ]
 
