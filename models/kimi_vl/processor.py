@@ -67,6 +67,10 @@ class KimiVLProcessor(TextProcessor):
     """ChatProcessor of Kimi-VL."""
 
     reasoning_markers = ("◁think▷", "◁/think▷")
+    refused_options: Mapping[str, str] = {
+        "enable_thinking": "Kimi-VL has no switch: Thinking checkpoints always reason",
+        "add_vision_id": "Kimi-VL does not number pictures",
+    }
 
     def __init__(
         self,
@@ -124,14 +128,6 @@ class KimiVLProcessor(TextProcessor):
                 f"{item.num_sequences} frames take {item.num_embeds} positions; the context has {self.context_length}",
             )
         return item
-
-    def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The checkpoint decides whether an answer begins with reasoning, so enable_thinking: true is refused."""
-        if options.get("enable_thinking"):
-            raise InputError("enable_thinking", "Kimi-VL has no switch: Thinking checkpoints always reason")
-        if options.get("add_vision_id"):
-            raise InputError("add_vision_id", "Kimi-VL does not number pictures")
-        return {}
 
     def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
         """A video is one image for the template; expand_placeholders turns it into frames."""

@@ -32,6 +32,7 @@ from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
 from models.text.tools import Escape, Turn
 
+REFUSED_OPTIONS = {"add_vision_id": "MiniCPM-V numbers pictures by a rule of its own"}
 NO_TIME = -1
 """Temporal id of a slice without a time: pictures, and frames that are not fused."""
 _STOP_TOKENS = {
@@ -53,6 +54,8 @@ class MiniCPMVProcessor(TextProcessor):
     An item's frames are its slices in the order of the encoder. Its arrays: group_sizes int32 [groups], slices that
     share one set of queries; temporal_ids int32 [slices]; grid int32 [2], columns and rows of crops, 0 without.
     """
+
+    refused_options = REFUSED_OPTIONS
 
     def __init__(
         self, config: MiniCPMVConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
@@ -110,8 +113,6 @@ class MiniCPMVProcessor(TextProcessor):
         return item
 
     def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        if options.get("add_vision_id"):
-            raise InputError("add_vision_id", "MiniCPM-V numbers pictures by a rule of its own")
         super().template_arguments(options)
         return {"enable_thinking": bool(options.get("enable_thinking"))}
 

@@ -27,6 +27,8 @@ class TextProcessor:
 
     reasoning_markers: tuple[str, str] | None = None
     template_options: frozenset[str] = frozenset()
+    refused_options: Mapping[str, str] = {}
+    """Options that would change nothing, and why."""
     audio: AudioInput | None = None
     modes: Mapping[str, ChatProcessor] = {}
     placeholder_ids: frozenset[int]
@@ -94,6 +96,9 @@ class TextProcessor:
 
     def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """What the template is given for the options of a request. Raises InputError for one that the model lacks."""
+        for name, reason in self.refused_options.items():
+            if options.get(name):
+                raise InputError(name, reason)
         if options.get("enable_thinking") and self.reasoning_markers is None:
             raise InputError("enable_thinking", "this checkpoint has no reasoning mode")
         return {name: value for name, value in options.items() if name in self.template_options}
