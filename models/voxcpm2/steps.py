@@ -7,10 +7,9 @@ are inactive, so everything that they write goes to scratch or repeats the old v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -73,20 +72,14 @@ class DecodeStep:
         return {"results": self.make_patch(self.state, slots, rows.draw, lm, residual, lora)}
 
 
-class Prefill(Protocol):
-    """models.protocol.SpeechModel.prefill."""
-
-    def __call__(self, inputs: Mapping[str, Tensor], batch: PagedBatch, bank: LoraBank | None) -> Tensor: ...
-
-
 @dataclass(frozen=True, eq=False)
 class PrefillStep:
     """Chunks of prompts, packed, with cached context or without. Attention reads the pages of each prompt through its
     slot's block table, and its length on the device. Padded rows belong to no sequence and write to the scratch page;
-    padded sequences have the scratch slot and no keys."""
+    padded sequences have the scratch slot and no keys. prefill: of models.protocol.SpeechModel."""
 
     name: str
-    prefill: Prefill
+    prefill: Callable[[Mapping[str, Tensor], PagedBatch, LoraBank | None], Tensor]
     state: State
     caches: Caches
     page_size: int
