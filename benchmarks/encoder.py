@@ -82,7 +82,7 @@ def measure_one(name: str, label: str, encoder: VisionEncoder, items: Sequence[M
     real = sum(plan.required["patches"] for plan in plans)
     offered = sum(bucket["patches"] for bucket in chosen)
     embeds = sum(item.num_embeds for item in items)
-    least = sum(encoder_floor(name, encoder, plan, embeds // len(plans)) for plan in plans) * 1e3
+    least = sum(encoder_floor(encoder, plan, embeds // len(plans)) for plan in plans) * 1e3
     return {
         "model": name,
         "input": label,

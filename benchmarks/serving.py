@@ -13,6 +13,7 @@ the same directory and, seed by seed, the same requests.
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -283,38 +284,8 @@ def api_processes(pid: int) -> int:
     return max(1, sum(b"service.processes.api_process" in command for command in commands))
 
 
-def measure(kind: str, server: Server, model: str, scale: Scale, *, ours: bool) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Each row, and the facts that our own server reports at that time."""
-    for row in RUNS[kind](server, model, scale):
-        yield row, server.facts() if ours else {}
-
-
-@dataclass(frozen=True)
-class Options:
-    """The command line. directory: where to write the checkpoint for another server, with no load."""
-
-    kinds: tuple[str, ...]
-    model: str
-    scale: Scale
-    engine: str
-    url: str
-    directory: Path | None
-
-    @property
-    def ours(self) -> bool:
-        return self.engine == "reprise"
-
-    @property
-    def tiny(self) -> bool:
-        return self.scale is TINY
-
-    @property
-    def suffix(self) -> str:
-        """What tells the results of another engine from ours."""
-        return "" if self.ours else f"_{self.engine}"
-
-
-def parse(words: Sequence[str] | None) -> Options:
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    """kinds: of load; none where `directory` is the path of a checkpoint for another server."""
     parser = command_line("benchmarks.serving", __doc__)
     parser.add_argument("kind", help=f"{', '.join(RUNS)}, several with commas between them, all, or directory")
     parser.add_argument("arguments", nargs="*", metavar="MODEL", help="directory: PATH [MODEL]")
@@ -323,49 +294,50 @@ def parse(words: Sequence[str] | None) -> Options:
     parser.add_argument("--tiny", action="store_true", help="a miniature and few requests, to try the script")
     given = parser.parse_args(words)
     arguments: list[str] = given.arguments
-    directory = Path(arguments.pop(0)) if given.kind == "directory" and arguments else None
-    model = TINY_MODEL if given.tiny else (arguments or ["qwen2_vl_2b"])[0]
+    given.directory = Path(arguments.pop(0)) if given.kind == "directory" and arguments else None
+    given.model = TINY_MODEL if given.tiny else (arguments or ["qwen2_vl_2b"])[0]
     known = [name for name, (source, _, _) in SIZES.items() if source.startswith("qwen") and "asr" not in source]
-    if model not in (*known, TINY_MODEL) or len(arguments) > 1:
+    if given.model not in (*known, TINY_MODEL) or len(arguments) > 1:
         parser.error(f"one model of {', '.join(known)}")
     if given.engine not in ("reprise", "vllm") and not given.url:
         parser.error(f"--engine {given.engine} needs --url")
-    if given.kind == "directory" and directory is None:
+    if given.kind == "directory" and given.directory is None:
         parser.error("directory needs a path")
-    kinds = tuple(RUNS if given.kind == "all" else [] if given.kind == "directory" else given.kind.split(","))
-    if unknown := [kind for kind in kinds if kind not in RUNS]:
+    given.kinds = list(RUNS) if given.kind == "all" else [] if given.kind == "directory" else given.kind.split(",")
+    if unknown := [kind for kind in given.kinds if kind not in RUNS]:
         parser.error(f"unknown load {unknown[0]!r}; known are {', '.join(RUNS)}")
-    scale = TINY if given.tiny else FULL
-    return Options(kinds, model, scale, given.engine, given.url, directory)
+    return given
 
 
-def run(options: Options) -> Path:
-    """Measures each kind of load; returns the file of the last result."""
-    ours_started = options.ours and not options.url
+def run(given: argparse.Namespace) -> Path:
+    """Measures each kind of load; returns the file of the last result. Each row has the facts beside it that our own
+    server reports at that time."""
+    ours = given.engine == "reprise"
+    ours_started, ending = ours and not given.url, "" if ours else f"_{given.engine}"
     facts: dict[str, Any] = {
-        "model": options.model,
-        "engine": options.engine,
-        "engine_version": None if options.ours else version_of(options.engine),
+        "model": given.model,
+        "engine": given.engine,
+        "engine_version": None if ours else version_of(given.engine),
         "flags": list(SETTINGS) if ours_started else [],
     }
     with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder) if options.url else served_directory(options.model, Path(folder))
-        with started(options.engine, options.url, directory) as server:
+        directory = Path(folder) if given.url else served_directory(given.model, Path(folder))
+        with started(given.engine, given.url, directory) as server:
             facts["api_processes"] = api_processes(server.pid) if ours_started else None
-            for kind in options.kinds:
-                name = f"serving_{kind}_{'tiny' if options.tiny else options.model}{options.suffix}"
-                rows = measure(kind, server, server.models()[0], options.scale, ours=options.ours)
-                path = record(name, rows, **facts)
+            for kind in given.kinds:
+                rows = RUNS[kind](server, server.models()[0], TINY if given.tiny else FULL)
+                measured = ((row, server.facts() if ours else {}) for row in rows)
+                path = record(f"serving_{kind}_{'tiny' if given.tiny else given.model}{ending}", measured, **facts)
     return path
 
 
 def main(words: Sequence[str] | None = None) -> Path:
-    options = parse(words)
-    if options.directory is None:
-        return run(options)
-    options.directory.mkdir(parents=True, exist_ok=True)
-    print(served_directory(options.model, options.directory))
-    return options.directory
+    given = parse(words)
+    if given.directory is None:
+        return run(given)
+    given.directory.mkdir(parents=True, exist_ok=True)
+    print(served_directory(given.model, given.directory))
+    return Path(given.directory)
 
 
 if __name__ == "__main__":

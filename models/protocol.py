@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from models.interfaces.capturable import Bucket, BufferSpec, Capturable, Plan
 from models.interfaces.media import MediaItem
 from models.layers.adapters import LoraBank, LoraPlace
-from models.layers.kv_cache import CacheSpec, PagedBatch
+from models.layers.kv_cache import Caches, CacheSpec, PagedBatch
 from models.layers.moe import weight_bytes
 
 
@@ -141,6 +141,10 @@ RESULT_FLAGS = ("stopped", "finished", "emitted")
 """The columns, 0 or 1 each, that follow the patch in a row of a speech step's results."""
 
 
+State = Mapping[str, Tensor]
+"""The tables of the slot state by name, each [slots, ...]."""
+
+
 class SpeechModel(Protocol):
     """A TTS model: two hidden vectors per position -> one patch of latents -> samples.
 
@@ -206,13 +210,7 @@ class SpeechModel(Protocol):
         """
         ...
 
-    def prefill_step(
-        self,
-        state: Mapping[str, Tensor],
-        caches: Sequence[Mapping[str, Tensor]],
-        page_size: int,
-        bank: LoraBank | None = None,
-    ) -> Capturable:
+    def prefill_step(self, state: State, caches: Caches, page_size: int, bank: LoraBank | None = None) -> Capturable:
         """prefill of chunks, with cached context or without, whose slots' block tables are written.
 
         Bucket: tokens; audio, the number of patches (0: for text alone, without the work of patches); sequences.
@@ -222,17 +220,12 @@ class SpeechModel(Protocol):
         """
         ...
 
-    def tail(self, solver_steps: int, state: Mapping[str, Tensor], bank: LoraBank | None = None) -> Capturable:
+    def tail(self, solver_steps: int, state: State, bank: LoraBank | None = None) -> Capturable:
         """Conditioning of the rows in `slots` -> their next patches. Output: that of decode_step."""
         ...
 
     def decode_step(
-        self,
-        solver_steps: int,
-        state: Mapping[str, Tensor],
-        caches: Sequence[Mapping[str, Tensor]],
-        page_size: int,
-        bank: LoraBank | None = None,
+        self, solver_steps: int, state: State, caches: Caches, page_size: int, bank: LoraBank | None = None
     ) -> Capturable:
         """One whole step for the rows in `slots`: the next patch, state advanced. A row in step 0 gives its first
         patch, as `tail` would: it costs a row of this step instead of a step of its own.
@@ -243,7 +236,7 @@ class SpeechModel(Protocol):
         """
         ...
 
-    def vae_step(self, state: Mapping[str, Tensor]) -> Capturable:
+    def vae_step(self, state: State) -> Capturable:
         """Output audio float32 [rows, samples_per_patch] of patches of `slots`, VAE state advanced.
 
         Buffers: slots; results as decode_step and tail return them, of which the patches and `emitted` are read. Rows

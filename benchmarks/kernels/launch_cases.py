@@ -51,8 +51,9 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=META)
 
 
-def rows_of_int64(rows: int) -> Tensor:
-    return empty(rows, dtype=torch.int64)
+int32, int64, float32, uint8 = (
+    partial(empty, dtype=dtype) for dtype in (torch.int32, torch.int64, torch.float32, torch.uint8)
+)
 
 
 def stack(rows: int, width: int, inner: int, heads: int, kv_heads: int = 2) -> None:
@@ -88,7 +89,7 @@ def codes(rows: int, scheme: Scheme) -> None:
 
     x, residual, norm, inner = empty(rows, 3584), empty(rows, 3584), empty(3584), 18944
     gate_up, down = weight(2 * inner, 3584), weight(3584, inner)
-    experts, chosen = (weight(128, 1536, 2048), weight(128, 2048, 768)), rows_of_int64(8 * rows)
+    experts, chosen = (weight(128, 1536, 2048), weight(128, 2048, 768)), int64(8 * rows)
     if rows == 1:
         hidden = gemv.gemv(x, gate_up, norm=(norm, EPS), silu_mul=True)
         gemv.gemv(hidden, down, residual=residual)
@@ -104,7 +105,7 @@ def codes(rows: int, scheme: Scheme) -> None:
         gemv.gemv(hidden, experts[1], index=chosen)
     else:
         for stack in experts:
-            moe.grouped_codes(empty(8 * rows, stack.shape[2]), stack, empty(128, dtype=torch.int32))
+            moe.grouped_codes(empty(8 * rows, stack.shape[2]), stack, int32(128))
     e4m3.dequantise(down, torch.bfloat16)
 
 
@@ -148,73 +149,73 @@ def _e4m3_gemm(kind: Kind, x: Tensor, weight: QuantizedWeight, residual: Tensor 
 
 def decode_attention(rows: int, heads: int, kv_heads: int, pages: int) -> None:
     cache = empty(64, kv_heads, 128)
-    tables, lengths = empty(rows, pages, dtype=torch.int32), empty(rows, dtype=torch.int32)
+    tables, lengths = int32(rows, pages), int32(rows)
     paged_decode.paged_decode_attention(empty(rows, heads, 128), cache, cache, tables, lengths, 16, 0.1)
     q, k, v = empty(rows, heads + 2 * kv_heads, 128).split((heads, kv_heads, kv_heads), dim=1)
-    angles = empty(rows, 64, dtype=torch.float32)
+    angles = float32(rows, 64)
     values = empty(64, 2 * kv_heads, 128)[:, :kv_heads]  # on the meta device everything lies at 0
     of_heads = QKNorm(empty(128), empty(128), EPS)
     for angle_pair, qk_norm in (((angles, angles), None), (None, None), ((angles, angles), of_heads)):
-        current_kv = CurrentKV(k, v, angle_pair, rows_of_int64(rows), qk_norm)
+        current_kv = CurrentKV(k, v, angle_pair, int64(rows), qk_norm)
         paged_decode.paged_decode_attention(q, cache, values, tables, lengths, 16, 0.1, current_kv=current_kv)
 
 
 def ragged_attention(rows: int, segments: int) -> None:
-    ends = empty(segments + 1, dtype=torch.int32)
+    ends = int32(segments + 1)
     q, k, v = empty(rows, 16, 128), empty(rows, 2, 128), empty(rows, 20, 128)[:, 18:]
     varlen.varlen_attention(q, k, v, ends, ends, 0.1, True)
 
 
-def paged_prefill_attention(rows: int, heads: int, kv_heads: int, sequences: int, pages: int) -> None:
-    cache = empty(64, kv_heads, 128)
-    tables, ends = empty(sequences, pages, dtype=torch.int32), empty(sequences + 1, dtype=torch.int32)
-    q = empty(rows, heads, 128)
-    paged_prefill.paged_prefill_attention(q, cache, empty(64, kv_heads, 128), tables, ends, ends[1:], 16, 0.1)
+def paged_prefill_attention(rows: int, pages: int) -> None:
+    cache = empty(64, 2, 128)
+    tables, ends = int32(64, pages), int32(65)
+    q = empty(rows, 12, 128)
+    paged_prefill.paged_prefill_attention(q, cache, empty(64, 2, 128), tables, ends, ends[1:], 16, 0.1)
 
 
 def rotations(rows: int) -> None:
-    positions = empty(3, rows, dtype=torch.int64)
-    half = empty(64, dtype=torch.float32)
-    cos, sin = packed.rotary_cos_sin(positions, half, empty(64, dtype=torch.int64), 1.0)
-    packed.rotary_cos_sin(positions[:1].expand(3, -1), half, empty(64, dtype=torch.int64), 1.0)
+    positions = int64(3, rows)
+    half = float32(64)
+    cos, sin = packed.rotary_cos_sin(positions, half, int64(64), 1.0)
+    packed.rotary_cos_sin(positions[:1].expand(3, -1), half, int64(64), 1.0)
     packed.rotary_cos_sin(positions[0], half, None, 1.0)
     qkv, cache = empty(rows, 20, 128), empty(64, 2, 128)
     q, k, v = qkv.split((16, 2, 2), dim=1)
-    rotary.rotate_and_cache(q, k, v, (cos, sin), cache, cache, rows_of_int64(rows))
+    rotary.rotate_and_cache(q, k, v, (cos, sin), cache, cache, int64(rows))
     # Behind the decode rows of a mixed batch.
-    q, k, v, cos, sin, slots = (x[1:] for x in (q, k, v, cos, sin, rows_of_int64(rows)))
+    q, k, v, cos, sin, slots = (x[1:] for x in (q, k, v, cos, sin, int64(rows)))
     rotary.rotate_and_cache(q, k, v, (cos, sin), cache, cache, slots)
 
 
 def rotations_of_normed_heads(rows: int) -> None:
     """Of the queries and keys of Qwen3: 2B, 4B and 8B, 32B, 30B-A3B."""
-    angles = empty(rows, 64, dtype=torch.float32)
+    angles = float32(rows, 64)
     qk_norm = QKNorm(empty(128), empty(128), EPS)
     for heads, kv_heads in ((16, 8), (32, 8), (64, 8), (32, 4)):
         q, k, v = empty(rows, heads + 2 * kv_heads, 128).split((heads, kv_heads, kv_heads), dim=1)
         cache = empty(64, kv_heads, 128)
-        rotary.rotate_and_cache(q, k, v, (angles, angles), cache, cache, rows_of_int64(rows), qk_norm)
+        rotary.rotate_and_cache(q, k, v, (angles, angles), cache, cache, int64(rows), qk_norm)
 
 
 def gated_delta_net(rows: int) -> None:
     """Steps and chunks of Qwen3.5-4B, and what a layer with full attention has of its own."""
     key_heads, heads, width, sequences = 16, 32, 128, 4
     inner, channels = heads * width, (2 * key_heads + heads) * width
-    conv, delta = empty(9, 3, channels), empty(9, heads, width, width, dtype=torch.float32)
+    conv, delta = empty(9, 3, channels), float32(9, heads, width, width)
     qkv, z = empty(rows, channels + inner).split((channels, inner), dim=1)
-    gates, of_heads = empty(rows, 2 * heads), empty(heads, dtype=torch.float32)
-    norm = empty(width, dtype=torch.float32), EPS
-    ends = empty(sequences + 1, dtype=torch.int32)
-    of_steps = StateRows([], rows_of_int64(rows), rows_of_int64(rows))
+    gates, of_heads = empty(rows, 2 * heads), float32(heads)
+    norm = float32(width), EPS
+    ends = int32(sequences + 1)
+    of_steps = StateRows([], int64(rows), int64(rows))
     mixed = gated_delta.causal_conv(qkv, empty(channels, 4), conv, of_steps)
     gated_delta.delta_step(mixed, gates, of_heads, of_heads, delta, of_steps, z, *norm)
     if rows % 4 == 0:  # steps with three drafts
-        read, write, slots, pending = (rows_of_int64(rows // 4) for _ in range(4))
+        read, write, slots, pending = (int64(rows // 4) for _ in range(4))
         drafted = StateRows([], read, write, slots=slots, pending=pending)
         mixed = gated_delta.pending_conv(qkv, empty(channels, 4), conv, drafted, empty(9, 4, channels))
         held = empty(9, 4, 2 * heads)
         gated_delta.delta_step(mixed, gates, of_heads, of_heads, delta, drafted, z, *norm, held)
-    read, write, kept, kept_ends = (rows_of_int64(sequences) for _ in range(4))
+    read, write, kept, kept_ends = (int64(sequences) for _ in range(4))
     of_chunks = StateRows([], read, write, kept, kept_ends)
     mixed = gated_delta.causal_conv(qkv, empty(channels, 4), conv, of_chunks, ends)
     out = gated_delta.delta_chunks(mixed, gates, of_heads, of_heads, delta, of_chunks, ends)
@@ -223,46 +224,42 @@ def gated_delta_net(rows: int) -> None:
     q, gate = gated.unflatten(1, (16, 2)).unbind(2)
     gated_delta.sigmoid_mul(empty(rows, 16, 256), gate)
     gated_delta.sigmoid_mul(empty(rows, inner), gates[:, :1])
-    cache, angles = empty(64, 4, 256), empty(rows, 32, dtype=torch.float32)
-    values, qk_norm = (
-        empty(64, 8, 256)[:, :4],
-        QKNorm(empty(256, dtype=torch.float32), empty(256, dtype=torch.float32), EPS),
-    )
-    rotary.rotate_and_cache(q, k, v, (angles, angles), cache, cache, rows_of_int64(rows), qk_norm)
-    current_kv = CurrentKV(k, v, (angles, angles), rows_of_int64(rows), qk_norm)
-    tables = empty(rows, 64, dtype=torch.int32)
+    cache, angles = empty(64, 4, 256), float32(rows, 32)
+    values, qk_norm = (empty(64, 8, 256)[:, :4], QKNorm(float32(256), float32(256), EPS))
+    rotary.rotate_and_cache(q, k, v, (angles, angles), cache, cache, int64(rows), qk_norm)
+    current_kv = CurrentKV(k, v, (angles, angles), int64(rows), qk_norm)
+    tables = int32(rows, 64)
     paged_decode.paged_decode_attention(q, cache, values, tables, tables[:, 0], 16, 0.1, current_kv=current_kv)
-    x, weight = empty(rows, 2560), empty(2560, dtype=torch.float32)
+    x, weight = empty(rows, 2560), float32(2560)
     norms.rms_norm(x, weight, EPS)
     norms.add_rms_norm(x, x, weight, EPS)
     gemv.gemv(x[:1], empty(2560, 2560), norm=(weight, EPS))
 
 
-def local_attention(sequences: int, length: int, first: int) -> None:
-    qkv = empty(sequences, length, 20, 128)
-    q, k, v = qkv.split((16, 2, 2), dim=2)
-    cos = empty(length, 64, dtype=torch.float32)
+def local_attention(sequences: int, length: int, first: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    q, k, v = empty(sequences, length, 20, 128, dtype=dtype).split((16, 2, 2), dim=2)
+    cos = float32(length, 64)
     rotary.rotary_dense_attention(q[:, first:], k, v, cos, cos, first)
 
 
 def one_segment(rows: int, width: int) -> None:
     """Heads of a single picture, lengthened for dense attention."""
-    half, ends = empty(rows, width // 2, dtype=torch.float32), empty(2, dtype=torch.int32)
+    half, ends = float32(rows, width // 2), int32(2)
     packed.lengthen(empty(rows, 48, width), half, half, ends)
 
 
 def vision(rows: int) -> None:
     x, residual, norm = empty(rows, 1152), empty(rows, 1152), empty(1152)
     packed.residual_layer_norm(x, residual, norm, norm, EPS)
-    packed.rotate_packed(empty(rows, 48, 72), 32, *(empty(rows, 36, dtype=torch.float32) for _ in range(2)))
+    packed.rotate_packed(empty(rows, 48, 72), 32, *(float32(rows, 36) for _ in range(2)))
     packed.window_attention(empty(rows, 3 * 1152), 16)
     one_segment(rows, 72)
     packed.add_quick_gelu(empty(rows, 5120), empty(5120))
-    packed.byte_lookup(empty(rows, 588, dtype=torch.uint8), empty(1, 256), 640)
-    packed.byte_lookup(empty(rows, 588, dtype=torch.uint8), empty(3, 256), 640)
-    packed.byte_lookup(empty(rows, 1176, dtype=torch.uint8), empty(3, 256))
-    lines, weights = empty(4, rows, 3, dtype=torch.uint8), empty(28, 5, dtype=torch.int32)
-    resample.resample(lines, empty(28, dtype=torch.int32), weights)
+    packed.byte_lookup(uint8(rows, 588), empty(1, 256), 640)
+    packed.byte_lookup(uint8(rows, 588), empty(3, 256), 640)
+    packed.byte_lookup(uint8(rows, 1176), empty(3, 256))
+    lines, weights = uint8(4, rows, 3), int32(28, 5)
+    resample.resample(lines, int32(28), weights)
 
 
 def deepstack_tower(rows: int) -> None:
@@ -271,10 +268,10 @@ def deepstack_tower(rows: int) -> None:
         x, norm = empty(rows, width), empty(width)
         packed.residual_layer_norm(x, None, norm, norm, EPS)
     packed.residual_layer_norm(empty(rows, 1024), empty(rows, 1024), empty(1024), empty(1024), EPS)
-    packed.rotate_packed(empty(rows, 48, 64), 32, *(empty(rows, 32, dtype=torch.float32) for _ in range(2)))
-    packed.byte_lookup(empty(rows, 1536, dtype=torch.uint8), empty(3, 256))
+    packed.rotate_packed(empty(rows, 48, 64), 32, *(float32(rows, 32) for _ in range(2)))
+    packed.byte_lookup(uint8(rows, 1536), empty(3, 256))
     for width in (1024, 1152):
-        places, weights = empty(rows, 4, dtype=torch.int32), empty(rows, 4, dtype=torch.float32)
+        places, weights = int32(rows, 4), float32(rows, 4)
         packed.add_table_rows(empty(rows, width), empty(2304, width), places, weights)
 
 
@@ -299,10 +296,10 @@ def windowed_vision(rows: int) -> None:
     """Further launches of Qwen2.5-VL's tower: RMSNorms of its width, SwiGLU of its intermediate size, heads of 80."""
     x, residual, norm = empty(rows, 1280), empty(rows, 1280), empty(1280)
     norms.rms_norm(x, norm, EPS)
-    packed.rotate_packed(empty(rows, 48, 80), 32, *(empty(rows, 40, dtype=torch.float32) for _ in range(2)))
+    packed.rotate_packed(empty(rows, 48, 80), 32, *(float32(rows, 40) for _ in range(2)))
     one_segment(rows, 80)
     q, k, v = empty(rows, 48, 80).chunk(3, dim=1)
-    ends = empty(33, dtype=torch.int32)
+    ends = int32(33)
     varlen.varlen_attention(q, k, v, ends, ends, 0.1, False, 64)
     after = residual, norm, EPS
     normed, _ = gemm.gemm_add_norm(x, empty(1280, 1280), norm, *after, deferrable=True)
@@ -312,60 +309,56 @@ def windowed_vision(rows: int) -> None:
 
 def router_logits(rows: int, experts: int) -> Tensor:
     if rows <= 4:
-        return empty(1, rows, experts, dtype=torch.float32)
-    return moe.router_logits(empty(rows, 2048), empty(experts, 2048, dtype=torch.float32))
+        return float32(1, rows, experts)
+    return moe.router_logits(empty(rows, 2048), float32(experts, 2048))
 
 
 def experts(rows: int) -> None:
-    weights, chosen = moe.route(router_logits(rows, 64), empty(64, dtype=torch.float32), 6, 2.446, True)
+    weights, chosen = moe.route(router_logits(rows, 64), float32(64), 6, 2.446, True)
     grouped_experts(weights, chosen, 64)
     if rows <= 4:
         hidden = gemv.gemv(empty(rows, 2048), empty(64, 2816, 2048), index=chosen.flatten(), fan_out=6, silu_mul=True)
         moe.combine(hidden, weights, empty(rows, 2048))
     q, query, cache = empty(rows, 16, 192), empty(rows, 16, 576), empty(64, 1, 576)
-    half = empty(rows, 32, dtype=torch.float32)
-    latent.rotate_and_cache_latent(
-        q, empty(rows, 576), empty(512), EPS, (half, half), query, cache, rows_of_int64(rows)
-    )
-    latent.rotate_and_cache_latent(
-        q, empty(rows, 576), empty(512), EPS, (half, half), q, cache, rows_of_int64(rows), keep=True
-    )
+    half = float32(rows, 32)
+    latent.rotate_and_cache_latent(q, empty(rows, 576), empty(512), EPS, (half, half), query, cache, int64(rows))
+    latent.rotate_and_cache_latent(q, empty(rows, 576), empty(512), EPS, (half, half), q, cache, int64(rows), keep=True)
     latent.head_keys(empty(rows, 16, 256), empty(rows, 576)[:, 512:], 128)
 
 
 def codec(rows: int, precision: Precision) -> None:
     """Blocks of the published decoder, its first three and its last, with one unit each; what follows the last."""
     dtype = torch.float16 if precision == "float16" else torch.float32
-    slots = rows_of_int64(rows)
+    slots = int64(rows)
     for width, length, stride in ((2048, 4, 8), (1024, 32, 6), (512, 192, 5), (64, 3840, 2)):
-        x, channel = empty(rows, width, length, dtype=torch.float32), empty(width, dtype=torch.float32)
-        table = empty(65, 7 * width * 54, dtype=torch.float32)
+        x, channel = float32(rows, width, length), float32(width)
+        table = float32(65, 7 * width * 54)
         up = empty(2 * stride, width // 2, width, dtype=dtype).permute(2, 1, 0)
         half, last = channel[: width // 2], table[:, :width, None]
         x = vae.snake_upsample(x, channel, channel, channel, up, half, stride, (last, slots), precision=precision)
         width, channel = width // 2, half
         memory = table[:, : width * 18].unflatten(1, (width, 18))
-        depthwise, pointwise = empty(width, 1, 7, dtype=torch.float32), empty(width, width, 1, dtype=dtype)
+        depthwise, pointwise = float32(width, 1, 7), empty(width, width, 1, dtype=dtype)
         rest = (depthwise, channel, 3, channel, pointwise, channel, (memory, slots))
         x = vae.residual_unit(x, channel, *rest, precision=precision)
     memory = table[:, : width * 6].unflatten(1, (width, 6))
-    vae.snake_samples(x, channel, empty(1, width, 7, dtype=torch.float32), channel[:1], (memory, slots))
+    vae.snake_samples(x, channel, float32(1, width, 7), channel[:1], (memory, slots))
 
 
 def around_speech(rows: int) -> None:
     state = {
         "last_patch": empty(65, 4, 64),
-        "block_table": empty(65, 512, dtype=torch.int32),
+        "block_table": int32(65, 512),
         "active": empty(65, dtype=torch.bool),
-        "seed": empty(65, dtype=torch.int64),
-        **{name: empty(65, dtype=torch.int32) for name in ("length", "step", "min_patches", "max_patches")},
-        **{name: empty(65, dtype=torch.float32) for name in ("cfg", "temperature")},
+        "seed": int64(65),
+        **{name: int32(65) for name in ("length", "step", "min_patches", "max_patches")},
+        **{name: float32(65) for name in ("cfg", "temperature")},
     }
     with META:
         frames_to_tokens, norm = nn.Linear(64, 1024, dtype=torch.bfloat16), RMSNorm(1024, 1e-5).to(torch.bfloat16)
-    slots, angles = rows_of_int64(rows), empty(8192, 64, dtype=torch.float32)
+    slots, angles = int64(rows), float32(8192, 64)
     speech_step.launch_step_inputs(state, slots, 16, (angles, angles), empty(1024), frames_to_tokens, norm)
-    noise = random.philox_normal(slots, empty(rows, dtype=torch.int32), 256).view(rows, 64, 4)
+    noise = random.philox_normal(slots, int32(rows), 256).view(rows, 64, 4)
     elementwise.quantize(empty(rows, 2048), 9)
     flow = speech_step.FlowTokens(state, slots, frames_to_tokens, frames_to_tokens, norm)
     flow.start(noise, empty(rows, 1024), empty(rows, 1024), empty(1024))
@@ -379,14 +372,14 @@ def around_speech(rows: int) -> None:
 def adapters(rows: int, rank: int) -> None:
     """Adapters of VoxCPM2's language models and its local decoder, whose last layer keeps 4 of 11 tokens, in 32
     slots."""
-    tiles = empty(num_tiles(rows, 32), 3, dtype=torch.int32)
-    index = empty(rows, dtype=torch.int32)
+    tiles = int32(num_tiles(rows, 32), 3)
+    index = int32(rows)
     of_rows = LoraRows(index, index, tiles)
     for count, width in ((rows, 2048), (22 * rows, 1024)):
         x = empty(count, width)
         pair = LoraPair(empty(32, 3 * rank, width), empty(32, 2560, rank), (2048, 256, 256))
         lora.add_lora(empty(count, 2560), x, pair, of_rows)
-        waiting = DeferredNorm(x, empty(count, width // 64, dtype=torch.float32), EPS)
+        waiting = DeferredNorm(x, float32(count, width // 64), EPS)
         lora.add_lora(empty(count, 2560), waiting, pair, of_rows)
     out = LoraPair(empty(32, rank, 2048), empty(32, 1024, rank), (1024,))
     for count in (22 * rows, 8 * rows):
@@ -397,8 +390,8 @@ def adapters(rows: int, rank: int) -> None:
 
 def adapted_gemms(rows: int, rank: int) -> None:
     """The same in GEMMs, of steps whose rows are sorted by adapter: a language model's layer and one of LocDiT."""
-    index = empty(rows, dtype=torch.int32)
-    of_rows = LoraRows(index, index, empty(num_tiles(rows, 32), 3, dtype=torch.int32), in_order=True)
+    index = int32(rows)
+    of_rows = LoraRows(index, index, int32(num_tiles(rows, 32), 3), in_order=True)
     for count, width, inner in ((rows, 2048, 6144), (22 * rows, 1024, 4096), (8 * rows, 1024, 4096)):
         residual, norm = empty(count, width), empty(width)
         out = GemmLora(LoraPair(empty(32, rank, 2048), empty(32, width, rank), (width,)), of_rows)
@@ -415,12 +408,12 @@ def adapted_gemms(rows: int, rank: int) -> None:
 
 def sampling(rows: int) -> None:
     state = SlotState(64, 2048, 1000, META)
-    slots = rows_of_int64(rows)
+    slots = int64(rows)
     step_kernels.decode_rows(slots, state, 2048, 16)
     step_kernels.advance_states(slots, state)
     logits = empty(rows, 1024)[:, :1000]
     step_kernels.sample_tokens(logits, slots, state)
-    step_kernels.sample_tokens(logits, slots, state, rows_of_int64(rows))
+    step_kernels.sample_tokens(logits, slots, state, int64(rows))
     kept = step_kernels.filtered(logits.float(), state.ints[slots], state.floats[slots])
     step_kernels.sample_tokens(kept, slots, state)
 
@@ -441,8 +434,8 @@ CASES: dict[str, Callable[[int], object]] = {
     "decode attention, 8 key heads": lambda rows: decode_attention(rows, 32, 8, 2048),
     "decode attention, 1 key head": lambda rows: decode_attention(rows, 16, 1, 2048),
     "decode attention, short": lambda rows: decode_attention(rows, 16, 2, 16),
-    "prefill attention over pages": lambda rows: paged_prefill_attention(rows, 12, 2, 64, 2048),
-    "prefill attention over few pages": lambda rows: paged_prefill_attention(rows, 12, 2, 64, 64),
+    "prefill attention over pages": lambda rows: paged_prefill_attention(rows, 2048),
+    "prefill attention over few pages": lambda rows: paged_prefill_attention(rows, 64),
     "rotations": rotations,
     "rotations of normed heads": rotations_of_normed_heads,
     "Gated DeltaNet": gated_delta_net,
@@ -475,13 +468,13 @@ def quick_gelu(rows: int) -> None:
 
 def split_norms(rows: int) -> None:
     for splits in range(1, 9):
-        partial = empty(splits, rows, 2048, dtype=torch.float32)
+        partial = float32(splits, rows, 2048)
         norms.sum_add_rms_norm(partial, None, empty(rows, 2048), empty(2048), EPS)
 
 
 def latent_decode(rows: int, dtype: torch.dtype) -> None:
     cache = empty(64, 1, 576, dtype=dtype)
-    tables, lengths = empty(rows, 2048, dtype=torch.int32), empty(rows, dtype=torch.int32)
+    tables, lengths = int32(rows, 2048), int32(rows)
     query = empty(rows, 16, 576, dtype=dtype)
     paged_decode.paged_decode_attention(query, cache, cache[..., :512], tables, lengths, 16, 0.1)
 
@@ -489,15 +482,15 @@ def latent_decode(rows: int, dtype: torch.dtype) -> None:
 def paged_decode_of(dtype: torch.dtype, width: int) -> None:
     rows, cache = 4, empty(64, 2, width, dtype=dtype)
     values = empty(64, 4, width, dtype=dtype)[:, :2]
-    tables, lengths = empty(rows, 512, dtype=torch.int32), empty(rows, dtype=torch.int32)
-    angles = empty(rows, width // 2, dtype=torch.float32)
+    tables, lengths = int32(rows, 512), int32(rows)
+    angles = float32(rows, width // 2)
     q, k, v = (empty(rows, heads, width, dtype=dtype) for heads in (16, 2, 2))
-    current_kv = CurrentKV(k, v, (angles, angles), rows_of_int64(rows))
+    current_kv = CurrentKV(k, v, (angles, angles), int64(rows))
     paged_decode.paged_decode_attention(q, cache, values, tables, lengths, 16, 0.1, current_kv=current_kv)
 
 
 def varlen_of(dtype: torch.dtype, width: int, value_width: int, causal: bool) -> None:
-    ends = empty(3, dtype=torch.int32)
+    ends = int32(3)
     q, k = (empty(64, 16, width, dtype=dtype) for _ in range(2))
     varlen.varlen_attention(q, k, empty(64, 16, value_width, dtype=dtype), ends, ends, 0.1, causal)
 
@@ -507,17 +500,9 @@ def paged_prefill_of(dtype: torch.dtype, heads: int, width: int, value_width: in
     kv_heads = 2 if width == value_width else 1
     q, cache = empty(64, heads, width, dtype=dtype), empty(64, kv_heads, width, dtype=dtype)
     values = cache[..., :value_width] if kv_heads == 1 else empty(64, 4, width, dtype=dtype)[:, :2]
-    ends = empty(65, dtype=torch.int32)
+    ends = int32(65)
     for pages in (64, 2048):  # in one share, and split along the keys
-        tables = empty(64, pages, dtype=torch.int32)
-        paged_prefill.paged_prefill_attention(q, cache, values, tables, ends, ends[1:], 16, 0.1)
-
-
-def dense_of(dtype: torch.dtype) -> None:
-    for length, first in ((5, 0), (11, 7), (11, 0)):
-        q, k, v = empty(4, length, 20, 128, dtype=dtype).split((16, 2, 2), dim=2)
-        cos = empty(length, 64, dtype=torch.float32)
-        rotary.rotary_dense_attention(q[:, first:], k, v, cos, cos, first)
+        paged_prefill.paged_prefill_attention(q, cache, values, int32(64, pages), ends, ends[1:], 16, 0.1)
 
 
 def attention_of_every_kind() -> None:
@@ -531,7 +516,8 @@ def attention_of_every_kind() -> None:
             paged_prefill_of(dtype, 12, width, width)
         latent_decode(4, dtype)
         paged_prefill_of(dtype, 16, 576, 512)
-        dense_of(dtype)
+        for length, first in ((5, 0), (11, 7), (11, 0)):
+            local_attention(4, length, first, dtype)
 
 
 PREFILLS = (128, 256, 512, 1024)

@@ -58,9 +58,7 @@ def model_name(result: Result, model: str) -> str:
 def server_of(result: Result) -> str:
     """What was under a load of benchmarks.serving: the engine, its version, its API processes where there are more."""
     engine = " ".join(filter(None, (result.facts["engine"], result.facts["engine_version"])))
-    flags = result.facts.get("flags", [])
-    asked = flags[flags.index("--api-processes") + 1] if "--api-processes" in flags else "1"
-    count = int(result.facts.get("api_processes") or asked)
+    count = result.facts["api_processes"] or 1
     return f"{engine}, {count} API processes" if count > 1 else engine
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from benchmarks.commands import COMMANDS
 from benchmarks.report.comparisons import COMPARISONS
-from benchmarks.report.figures import floor_ms, gpu_busy, over_floor
 from benchmarks.report.formatting import (
     NAMES,
     PEER_NAMES,
@@ -97,8 +96,8 @@ _TIMED: list[tuple[str, Cell]] = [
     ("eager, ms", "eager_ms"),
     ("step, ms", _span("replay")),
     ("bare graph, ms", _span("graph")),
-    ("roofline, ms", lambda result, row: number(floor_ms(row))),
-    ("x roofline", lambda result, row: number(over_floor(row))),
+    ("roofline, ms", "floor_ms"),
+    ("x roofline", "over_floor"),
 ]
 
 
@@ -132,13 +131,13 @@ def h200(results: Results) -> str:
 _ADAPTERS = {"base graph": "none, the graph without adapters", "0 adapters": "none", "1 adapters": "1 adapter"}
 
 
-def _plain_ms(result: Result, row: Row) -> float:
-    """Milliseconds of the same step in bfloat16, timed as `row` is."""
-    plain = result.row(quantization="none", kind=row["kind"], rows=row["rows"])
-    return float(plain.get("replay_ms", plain["graph_ms"]))
+def _plain(result: Result, row: Row) -> Row:
+    """The same step in bfloat16."""
+    return result.row(quantization="none", kind=row["kind"], rows=row["rows"])
 
 
-def _quantized_ms(row: Row) -> float:
+def _ms(row: Row) -> float:
+    """Of the step, or of its bare graph where that alone was timed."""
     return float(row["replay_ms"] if "replay_ms" in row else row["graph_ms"])
 
 
@@ -241,7 +240,7 @@ def _serving(kind: str, load: tuple[str, str], columns: list[tuple[str, str]]) -
         ("eager prefills", lambda result, row: percent(row.get("eager_prefill_share"))),
     ]
     if kind != "long":
-        cells.append(("GPU busy", lambda result, row: percent(gpu_busy(row))))
+        cells.append(("GPU busy", lambda result, row: percent(row.get("gpu_busy_share"))))
     if kind not in ("arrivals", "long"):
         cells.append(("of what the steps allow", lambda result, row: percent(row.get("steps_allow_share"))))
     return Table(names, cells, _all)
@@ -257,10 +256,12 @@ def _load(result: Result, row: Row) -> str:
     return f"{result.facts['streams']} streams of speech"
 
 
-def _beside_rate(result: Result, row: Row) -> str:
-    if row["load"] == "chat":
-        return f"{number(row['tokens_per_s'])} tokens/s"
-    return f"{number(row['audio_s_per_s'])} audio-s/s"
+def _rate_key(row: Row) -> str:
+    return "audio_s_per_s" if row["load"] == "speech" else "tokens_per_s"
+
+
+def _rate(result: Result, row: Row) -> str:
+    return f"{number(row[_rate_key(row)])} {'audio-s' if row['load'] == 'speech' else 'tokens'}/s"
 
 
 # How a server is operated.
@@ -275,14 +276,6 @@ def _of_one(key: str) -> Cell:
         return f"{row[name] / one[name]:.2f}"
 
     return cell
-
-
-def _rate_key(row: Row) -> str:
-    return "audio_s_per_s" if row["load"] == "speech" else "tokens_per_s"
-
-
-def _gpus_rate(result: Result, row: Row) -> str:
-    return f"{number(row[_rate_key(row)])} {'audio-s' if row['load'] == 'speech' else 'tokens'}/s"
 
 
 def commands(results: Results) -> str:
@@ -412,9 +405,9 @@ TABLES: dict[str, Callable[[Results], str]] = {
         [
             ("model", _model),
             ("step", _step),
-            ("bfloat16, ms", lambda result, row: number(_plain_ms(result, row))),
-            ("fp8, ms", lambda result, row: number(_quantized_ms(row))),
-            ("of bfloat16", lambda result, row: f"{_quantized_ms(row) / _plain_ms(result, row):.2f}"),
+            ("bfloat16, ms", lambda result, row: number(_ms(_plain(result, row)))),
+            ("fp8, ms", lambda result, row: number(_ms(row))),
+            ("of bfloat16", lambda result, row: f"{_ms(row) / _ms(_plain(result, row)):.2f}"),
         ],
         lambda result: [row for row in result.rows if row["quantization"] != "none"],
     ),
@@ -505,7 +498,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
         [
             ("load", _load),
             ("", lambda result, row: "beside the other" if row["beside"] else "alone"),
-            ("rate", _beside_rate),
+            ("rate", _rate),
             ("first token or sound, p50, ms", "first_p50_ms"),
             ("p95, ms", "first_p95_ms"),
             ("p99, ms", "first_p99_ms"),
@@ -550,7 +543,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
             ("round", lambda result, row: str(row["round"] + 1)),
             ("GPUs", _text("gpus")),
             ("open at once", _text("at_once")),
-            ("rate", _gpus_rate),
+            ("rate", _rate),
             ("of one GPU's", _of_one("")),
             ("first token or sound, p50, ms", "first_p50_ms"),
             ("p95, ms", "first_p95_ms"),

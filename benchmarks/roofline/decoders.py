@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
-from functools import cache
-from pathlib import Path
-
 import torch
 from torch import nn
 
-from benchmarks.checkpoints.published import make
 from benchmarks.roofline.gpu import FLOPS, bytes_per_second
-from benchmarks.steps.full_size import load
 from models.kimi_vl.language import LatentDecoder
 from models.layers.decoder import CausalDecoder
 from models.layers.kv_cache import STATE_INTERVAL
@@ -45,19 +39,6 @@ def prefill_floor(decoder: Decoder, tokens: int) -> float:
     if isinstance(decoder, HybridDecoder):
         linear += tokens * _delta_flops(decoder)
     return max((linear + attention) / FLOPS, weight_bytes(decoder, tokens, EMBEDDINGS) / bytes_per_second())
-
-
-@cache
-def full_size_prefill_floor(name: str, tokens: int) -> float:
-    """prefill_floor of one of benchmarks.checkpoints.published.SIZES in bfloat16."""
-    return prefill_floor(_without_weights(name), tokens)
-
-
-@cache
-def _without_weights(name: str) -> Decoder:
-    with tempfile.TemporaryDirectory() as folder:
-        decoder: Decoder = load(make(name, Path(folder)), torch.device("meta")).decoder
-    return decoder
 
 
 def _attended_width(decoder: nn.Module) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from benchmarks.steps.full_size import captured
+from benchmarks.steps.full_size import captured, drawn
 from models.interfaces.capturable import Bucket, Plan
 from models.layers.kv_cache import CacheSpec
 from models.protocol import Decoder
@@ -46,20 +46,12 @@ def fill(state: SlotState, rows: int) -> None:
 
 def caches_of(specs: list[CacheSpec], rows: int, device: torch.device) -> list[dict[str, torch.Tensor]]:
     pages = rows * (CONTEXT + ROOM) // PAGE_SIZE + 1
-    caches = [spec.allocate(pages, PAGE_SIZE, device, torch.bfloat16) for spec in specs]
-    for cache in caches:
-        for rows_of in cache.values():
-            rows_of.normal_()
-    return caches
+    return drawn([spec.allocate(pages, PAGE_SIZE, device, torch.bfloat16) for spec in specs])
 
 
 def states_of(decoder: Decoder, rows: int, device: torch.device) -> list[dict[str, torch.Tensor]]:
     """Two rows of recurrent state for each sequence, behind the scratch row; empty for models without."""
-    states = allocate_states(decoder, 1 + 2 * rows, device)
-    for layer in states:
-        for values in layer.values():
-            values.normal_()
-    return states
+    return drawn(allocate_states(decoder, 1 + 2 * rows, device))
 
 
 def captured_decode(

@@ -47,6 +47,14 @@ def captured(
     return runner
 
 
+def drawn(layers: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+    """Caches or states, with random values."""
+    for layer in layers:
+        for values in layer.values():
+            values.normal_()
+    return layers
+
+
 def named_models(
     command: str, description: str | None, known: Collection[str], default: Collection[str]
 ) -> Sequence[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from benchmarks.steps.full_size import captured
+from benchmarks.steps.full_size import captured, drawn
 from models.interfaces.capturable import Plan
 from models.layers.adapters import LoraBank, LoraLayout
 from models.layers.lora import rows_arrays
@@ -48,11 +48,7 @@ def live_state(model: SpeechModel, rows: int, device: torch.device) -> dict[str,
 
 def caches_of(model: SpeechModel, rows: int, device: torch.device) -> list[dict[str, torch.Tensor]]:
     pages = 1 + rows * pages_for(CONTEXT + 512, PAGE_SIZE)
-    caches = [spec.allocate(pages, PAGE_SIZE, device, torch.bfloat16) for spec in model.cache_specs()]
-    for cache in caches:
-        for values in cache.values():
-            values.normal_()
-    return caches
+    return drawn([spec.allocate(pages, PAGE_SIZE, device, torch.bfloat16) for spec in model.cache_specs()])
 
 
 def captured_decode(

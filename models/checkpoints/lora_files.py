@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from models.checkpoints.lora_folders import CONFIG, WEIGHTS
 from models.checkpoints.published import read_json
+from models.checkpoints.weight_files import tensors
 from models.interfaces.errors import CheckpointError
 from models.layers.adapters import LoraLayout, LoraPlace
 
@@ -41,11 +41,7 @@ def survey(folder: Path, places: Mapping[str, LoraPlace]) -> LoraFile:
         for name, width in zip(place.names, place.widths, strict=True):
             expected[f"{name}.lora_A"] = place.group, (rank, place.inputs)
             expected[f"{name}.lora_B"] = place.group, (width, rank)
-    try:
-        with safe_open(weights, framework="pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{weights}: cannot be read as safetensors ({error})") from error
+    shapes = {tensor.name: tensor.shape for tensor in tensors(weights)}
     groups = set()
     for name, shape in shapes.items():
         if name not in expected:
@@ -71,13 +67,12 @@ def layout_of(files: Sequence[LoraFile], places: Mapping[str, LoraPlace]) -> Lor
 
 def read(file: LoraFile, layout: LoraLayout, dtype: torch.dtype) -> torch.Tensor:
     """The adapter as a slot [layout.size]. CheckpointError for values that are not finite in this dtype."""
-    with safe_open(file.weights, framework="pt") as weights:
-        tensors = {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118
-    for name, tensor in tensors.items():
+    values = {tensor.name: tensor.read() for tensor in tensors(file.weights)}
+    for name, value in values.items():
         scale = file.scale if name.endswith("B") else 1.0
-        if not (tensor.float() * scale).to(dtype).isfinite().all():
+        if not (value.float() * scale).to(dtype).isfinite().all():
             raise CheckpointError(f"{file.weights}: {name} has values that are not finite in {dtype}")
-    return layout.flatten(tensors, file.scale, dtype)
+    return layout.flatten(values, file.scale, dtype)
 
 
 def _config(path: Path) -> tuple[int, float]:

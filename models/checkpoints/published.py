@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from models.checkpoints.published_fields import check_fields
 from models.checkpoints.quantization_config import quantization_of
 from models.interfaces.errors import CheckpointError
 from models.layers.rope_field import rope_field
+
+Section = TypeVar("Section")
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
@@ -58,6 +61,45 @@ def section_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     if section is None:
         raise CheckpointError(f"config.json: {name} is missing, expected an object")
     return dict(section)
+
+
+def require_fields(
+    where: str, values: Mapping[str, Any], expected: Mapping[str, Any], *, needed: bool = False, said: str = "expected"
+) -> None:
+    """Raises CheckpointError for the first field with another value than the expected one, which would need another
+    network or other steps. where: the place of the fields, up to their names. needed: an absent field is refused, too;
+    else it has the expected value. said: what the error calls that value."""
+    for name, value in expected.items():
+        if (found := values.get(name, None if needed else value)) != value:
+            raise CheckpointError(f"{where}{name} is {found!r}, {said} {value!r}")
+
+
+def section_as(kind: type[Section], values: Mapping[str, Any], where: str) -> Section:
+    """An instance of the dataclass `kind`, whose fields have the published names. CheckpointError lists those that are
+    missing or null. where: the section's place."""
+    found = {field: values[field.name] for field in fields(kind) if values.get(field.name) is not None}  # type: ignore[arg-type]
+    missing = [field.name for field in fields(kind) if field not in found and field.default is MISSING]  # type: ignore[arg-type]
+    if missing:
+        raise CheckpointError(f"{where} lacks {', '.join(missing)}")
+    return kind(**{field.name: _typed(value, str(field.type)) for field, value in found.items()})
+
+
+def _typed(value: Any, annotation: str) -> Any:
+    """A value of a JSON file as an annotation wants it."""
+    if annotation == "float":
+        return float(value)
+    if annotation.startswith("tuple"):
+        return tuple(map(float, value)) if "float" in annotation else tuple(value)
+    return value
+
+
+def of_channels(values: Mapping[str, Any], name: str, where: str, channels: int = 3) -> tuple[float, ...]:
+    """A preprocessor's field with a number for each channel; CheckpointError if there are not as many, KeyError without
+    the field."""
+    numbers = values[name]
+    if numbers is None or len(numbers) != channels:
+        raise CheckpointError(f"{where}: {name} is {numbers!r}, expected {channels} numbers")
+    return tuple(numbers)
 
 
 def token_id(config: Mapping[str, Any], name: str) -> int:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from models.checkpoints.published import read_optional_json
-from models.checkpoints.quantization_config import quantization_of
+from models.checkpoints.quantization_config import QuantizationConfig, quantization_of
 from models.checkpoints.weight_files import PublishedTensor, listed
 from models.interfaces.errors import CheckpointError
 from models.layers.quantized import Codes, CodeType, Scheme
@@ -71,9 +71,9 @@ class QuantizedTensors:
         meta, only small tensors are read."""
         self._directory = directory
         self._device = device
-        self._config = quantization_of(read_optional_json(directory, "config.json"))
+        self._config = quantization_of(read_optional_json(directory, "config.json")) or QuantizationConfig("none")
         self.layers: dict[str, _Layer] = {}
-        if self._config is None:
+        if self._config.method == "none":
             return
         for name, tensor in tensors:
             found = self._part(name, tensor)
@@ -93,7 +93,7 @@ class QuantizedTensors:
 
     def _part(self, name: str, tensor: PublishedTensor) -> tuple[str, str] | None:
         """The weight that a tensor belongs to, and its part; None for a tensor that is not quantised."""
-        if self._config is None:
+        if self._config.method == "none":
             return None
         if name.endswith(_UNUSED):
             return name, "unused"
@@ -105,7 +105,6 @@ class QuantizedTensors:
         return None
 
     def _check(self, name: str, layer: _Layer) -> None:
-        assert self._config is not None
         if layer.codes is None:
             raise CheckpointError(f"{self._directory}: unexpected tensors: {listed(list(layer.names.values()))}")
         zeros = self._config.method == "compressed-tensors" and not self._config.symmetric
@@ -157,7 +156,7 @@ class QuantizedTensors:
 
     @property
     def _symmetric(self) -> bool:
-        return self._config is not None and self._config.method == "gptq" and self._config.symmetric
+        return self._config.method == "gptq" and self._config.symmetric
 
     def _code_type(self, layer: _Layer) -> CodeType:
         assert layer.codes is not None
@@ -165,7 +164,7 @@ class QuantizedTensors:
 
     def _bits(self, layer: _Layer) -> int:
         config, codes = self._config, layer.codes
-        assert config is not None and codes is not None
+        assert codes is not None
         width = 32 * codes.shape[0 if config.method == "gptq" else -1]
         inputs = self._published_inputs(layer)
         if config.method == "awq" or inputs is None:
@@ -186,7 +185,7 @@ class QuantizedTensors:
     def _shape(self, layer: _Layer) -> tuple[int, ...]:
         """The shape of the weight, [..., N, K]."""
         config, codes = self._config, layer.codes
-        assert config is not None and codes is not None
+        assert codes is not None
         if codes.dtype == _E4M3:
             return codes.shape
         if config.method == "awq":
@@ -197,7 +196,6 @@ class QuantizedTensors:
 
     def _group(self, layer: _Layer) -> tuple[int, int]:
         """Number of groups of an output's inputs, and inputs of each."""
-        assert self._config is not None
         inputs, scale = self._shape(layer)[-1], layer.beside["scale"]
         if layer.codes is not None and layer.codes.dtype == _E4M3:
             return self._e4m3_block(layer)[1]
@@ -208,7 +206,7 @@ class QuantizedTensors:
 
     def _e4m3_block(self, layer: _Layer) -> tuple[tuple[int, int], tuple[int, int]]:
         """Block of codes in e4m3, and its number of groups and their inputs."""
-        assert self._config is not None and layer.codes is not None
+        assert layer.codes is not None
         scale, block = layer.beside["scale"], self._config.block
         if len(layer.codes.shape) < 2:
             raise CheckpointError(
@@ -238,7 +236,6 @@ class QuantizedTensors:
     def _read(self, layer: _Layer, tensor: PublishedTensor) -> Codes:
         """Reads and unpacks the codes, on the device."""
         config = self._config
-        assert config is not None
         words = tensor.read().to(self._device)
         scale = layer.beside["scale"].to(self._device)
         if tensor.dtype == _E4M3:

@@ -18,6 +18,7 @@ from models.layers.quantized import Codes
 _INDEX = "model.safetensors.index.json"
 WEIGHT_NAMES = ("weight", "qweight", "weight_packed")
 """What the tensor of a linear layer is called, in any format."""
+_MOST_LISTED = 8
 _CODEC = "audiovae.safetensors"  # read by models.voxcpm2
 
 
@@ -97,7 +98,7 @@ def _check_index(index: Path, weight_map: dict[str, str], paths: Iterable[Path])
         raise CheckpointError(f"{index} lists tensors that its files lack: {listed(absent)}")
 
 
-def listed(names: Sequence[str], limit: int = 8) -> str:
+def listed(names: Sequence[str]) -> str:
     """The first of these names in alphabetical order, and how many more there are, for an error."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(sorted(names)[:limit]) + more
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(sorted(names)[:_MOST_LISTED]) + more

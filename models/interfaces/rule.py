@@ -27,10 +27,9 @@ class Rule:
     shared: bool = False
 
 
-def renamed(published: str, ours: str, names: Mapping[str, str], tensor: str = "{rest}") -> list[Rule]:
-    """Rules for modules by their names behind the two prefixes, published: ours. tensor: of each module; all unless it
-    is named."""
-    return [Rule(f"{published}{theirs}.{tensor}", f"{ours}{name}.{tensor}") for theirs, name in names.items()]
+def renamed(published: str, ours: str, names: Mapping[str, str]) -> list[Rule]:
+    """Rules for all tensors of modules, by their names behind the two prefixes, published: ours."""
+    return [Rule(f"{published}{theirs}.{{rest}}", f"{ours}{name}.{{rest}}") for theirs, name in names.items()]
 
 
 def qkv_rules(published: str, ours: str, rows: tuple[int, int, int]) -> list[Rule]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from models.checkpoints.published import check_heads, read_config, section_of
+from models.checkpoints.published import check_heads, read_config, require_fields, section_as, section_of
 from models.interfaces.errors import CheckpointError
 from models.layers.rope_field import rope_field
 
@@ -92,32 +91,19 @@ _REQUIRED_TEXT = {
 
 def load_config(directory: Path) -> KimiVLConfig:
     """CheckpointError names a field that is missing or describes an unsupported network."""
-    config = read_config(directory)
+    config, where = read_config(directory), f"{directory}: config.json"
     text, vision = section_of(config, "text_config"), section_of(config, "vision_config")
-    for name, expected in _REQUIRED_TEXT.items():
-        if text.get(name, expected) != expected:
-            raise CheckpointError(
-                f"{directory}: config.json: text_config.{name} is {text[name]!r}, expected {expected!r}"
-            )
+    require_fields(f"{where}: text_config.", text, _REQUIRED_TEXT)
     name, rope = rope_field(text)  # transformers 5 writes rope_parameters
     if (rope.get("rope_type") or rope.get("type") or "default") != "default":
-        raise CheckpointError(f"{directory}: config.json: text_config.{name} is {rope!r}, expected no scaling")
+        raise CheckpointError(f"{where}: text_config.{name} is {rope!r}, expected no scaling")
     text["rope_theta"] = rope.get("rope_theta") or text.get("rope_theta")
-    vision = vision | {"merge_kernel_size": tuple(vision.get("merge_kernel_size", ()))}
-    if vision["merge_kernel_size"] != (2, 2):
-        raise CheckpointError(f"{directory}: config.json: vision_config.merge_kernel_size must be [2, 2]")
+    if vision.get("merge_kernel_size") != [2, 2]:
+        raise CheckpointError(f"{where}: vision_config.merge_kernel_size must be [2, 2]")
     if "media_placeholder_token_id" not in config:
-        raise CheckpointError(f"{directory}: config.json: media_placeholder_token_id is missing")
+        raise CheckpointError(f"{where}: media_placeholder_token_id is missing")
     return KimiVLConfig(
-        vision=_section(VisionConfig, vision, f"{directory}: config.json: vision_config"),
-        text=_section(TextConfig, text, f"{directory}: config.json: text_config"),
+        vision=section_as(VisionConfig, vision, f"{where}: vision_config"),
+        text=section_as(TextConfig, text, f"{where}: text_config"),
         media_placeholder_token_id=config["media_placeholder_token_id"],
     )
-
-
-def _section(kind: type, values: dict[str, Any], where: str) -> Any:
-    """An instance of the dataclass `kind`, whose fields have the published names."""
-    missing = [field.name for field in fields(kind) if field.default is MISSING and values.get(field.name) is None]
-    if missing:
-        raise CheckpointError(f"{where} lacks {', '.join(missing)}")
-    return kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})

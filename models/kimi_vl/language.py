@@ -7,10 +7,10 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from models.interfaces.rule import Rule
+from models.interfaces.rule import Rule, renamed
 from models.kimi_vl.config import TextConfig
-from models.layers.block import expert_rules, swiglu_rules
-from models.layers.decoder import TokenDecoder
+from models.layers.block import NORM_NAMES, expert_rules, swiglu_rules
+from models.layers.decoder import TokenDecoder, token_rules
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.mla import LatentAttention, LatentAttentionConfig, half_split_rows
 from models.layers.mlp import SwiGLU
@@ -102,27 +102,18 @@ def attention_config(config: TextConfig) -> LatentAttentionConfig:
     )
 
 
-def decoder_rules(config: TextConfig, published: str, ours: str) -> list[Rule]:
-    """Published names under the prefix `published` to a LatentDecoder under `ours`, both ending in "."."""
-    layer, our_layer = f"{published}model.layers.{{i}}.", f"{ours}layers.{{i}}."
-    rules = [
-        Rule(f"{published}model.embed_tokens.weight", f"{ours}embed_tokens.weight"),
-        Rule(f"{published}model.norm.weight", f"{ours}norm.weight"),
-        Rule(f"{published}lm_head.weight", f"{ours}head.weight"),
-        Rule(f"{layer}input_layernorm.weight", f"{our_layer}attention_norm.weight"),
-        Rule(f"{layer}post_attention_layernorm.weight", f"{our_layer}mlp_norm.weight"),
-        Rule(f"{layer}self_attn.q_proj.weight", f"{our_layer}attention.q.weight"),
-        Rule(f"{layer}self_attn.kv_a_proj_with_mqa.weight", f"{our_layer}attention.kv_down.weight"),
-        Rule(f"{layer}self_attn.kv_a_layernorm.weight", f"{our_layer}attention.latent_norm.weight"),
-        Rule(f"{layer}self_attn.kv_b_proj.weight", f"{our_layer}attention.kv_up.weight"),
-        Rule(f"{layer}self_attn.o_proj.weight", f"{our_layer}attention.out.weight"),
+def decoder_rules(config: TextConfig) -> list[Rule]:
+    """Rules for a LatentDecoder named "decoder"."""
+    layer, our_layer = "language_model.model.layers.{i}.", "decoder.layers.{i}."
+    inner, projections = config.moe_intermediate_size, {"q_proj": "q", "kv_b_proj": "kv_up", "o_proj": "out"}
+    latent = {"kv_a_proj_with_mqa": "kv_down", "kv_a_layernorm": "latent_norm"}
+    return [
+        *token_rules("language_model.model.", "language_model.lm_head.weight"),
+        *renamed(layer, our_layer, NORM_NAMES),
+        *renamed(f"{layer}self_attn.", f"{our_layer}attention.", {**projections, **latent}),
         Rule(f"{layer}mlp.gate.weight", f"{our_layer}mlp.router.weight"),
         Rule(f"{layer}mlp.gate.e_score_correction_bias", f"{our_layer}mlp.router.bias"),
+        *swiglu_rules(f"{layer}mlp.", f"{our_layer}mlp.", config.intermediate_size),
+        *swiglu_rules(f"{layer}mlp.shared_experts.", f"{our_layer}mlp.shared.", inner * config.n_shared_experts),
+        *expert_rules(layer, our_layer, inner),
     ]
-    shared_inner = config.moe_intermediate_size * config.n_shared_experts
-    for kind, place, size in (
-        ("mlp.", "mlp.", config.intermediate_size),
-        ("mlp.shared_experts.", "mlp.shared.", shared_inner),
-    ):
-        rules += swiglu_rules(layer + kind, our_layer + place, size)
-    return rules + expert_rules(layer, our_layer, config.moe_intermediate_size)

@@ -20,7 +20,7 @@ def load_model(source: Source) -> VisionChatModel[KimiVisionEncoder, LatentDecod
     model = load_chat_model(
         source,
         lambda: (KimiVisionEncoder(config, images), LatentDecoder(config.text)),
-        [*encoder_rules(config.vision, "encoder."), *decoder_rules(config.text, "language_model.", "decoder.")],
+        [*encoder_rules(config.vision, "encoder."), *decoder_rules(config.text)],
         ignore=[
             "language_model.model.layers.{i}.self_attn.rotary_emb.inv_freq",
             "language_model.model.rotary_emb.inv_freq",

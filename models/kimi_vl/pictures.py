@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from models.checkpoints.published import preprocessor_fields
+from models.checkpoints.published import of_channels, preprocessor_fields, require_fields
 from models.interfaces.errors import CheckpointError, InputError
 from models.kimi_vl.config import VisionConfig
 
@@ -22,8 +20,8 @@ class ImageSettings:
 
     patch_size: int
     in_token_limit: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
     @property
     def most_patches(self) -> int:
@@ -43,21 +41,11 @@ def load_image_settings(directory: Path, vision: VisionConfig) -> ImageSettings:
     for name in ("patch_size", "in_token_limit", "image_mean", "image_std"):
         if name not in values:
             raise CheckpointError(f"{directory}: {where} lacks {name}")
-    expected = {"pad_input": True, "patch_size": vision.patch_size, "merge_kernel_size": list(vision.merge_kernel_size)}
-    found = {"merge_kernel_size": expected["merge_kernel_size"], **values}  # alone it may be absent
-    for name, value in expected.items():
-        if found.get(name) != value:
-            raise CheckpointError(f"{directory}: {where}: {name} is {found.get(name)!r}, expected {value!r}")
-    mean, std = (_of_channels(values, name, f"{directory}: {where}") for name in ("image_mean", "image_std"))
+    place, merge = f"{directory}: {where}: ", list(vision.merge_kernel_size)
+    require_fields(place, values, {"pad_input": True, "patch_size": vision.patch_size}, needed=True)
+    require_fields(place, values, {"merge_kernel_size": merge})
+    mean, std = (of_channels(values, name, f"{directory}: {where}") for name in ("image_mean", "image_std"))
     return ImageSettings(values["patch_size"], values["in_token_limit"], mean, std)
-
-
-def _of_channels(values: Mapping[str, Any], name: str, where: str) -> tuple[float, float, float]:
-    of_channels = values[name]
-    if of_channels is None or len(of_channels) != 3:
-        raise CheckpointError(f"{where}: {name} is {of_channels!r}, expected three numbers")
-    red, green, blue = of_channels
-    return red, green, blue
 
 
 def checked_size(size: tuple[int, int], patch: int, limit: int, field: str) -> tuple[int, int]:

@@ -31,7 +31,7 @@ from models.kimi_vl.config import KimiVLConfig, load_config
 from models.kimi_vl.pictures import ImageSettings, checked_size, fitted_size, load_image_settings
 from models.kimi_vl.tokenizer import KimiTokenizer, load_tokenizer
 from models.text.chat_template import ChatTemplate, load_chat_template, template_turn
-from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated
+from models.text.placeholders import MediaTokens, join, plain, repeated
 from models.text.processor import TextProcessor
 from models.text.tools import Escape, Turn
 
@@ -67,6 +67,10 @@ class KimiVLProcessor(TextProcessor):
     """ChatProcessor of Kimi-VL."""
 
     reasoning_markers = ("◁think▷", "◁/think▷")
+    refused_options: Mapping[str, str] = {
+        "enable_thinking": "Kimi-VL has no switch: Thinking checkpoints always reason",
+        "add_vision_id": "Kimi-VL does not number pictures",
+    }
 
     def __init__(
         self,
@@ -125,23 +129,12 @@ class KimiVLProcessor(TextProcessor):
             )
         return item
 
-    def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The checkpoint decides whether an answer begins with reasoning, so enable_thinking: true is refused."""
-        if options.get("enable_thinking"):
-            raise InputError("enable_thinking", "Kimi-VL has no switch: Thinking checkpoints always reason")
-        if options.get("add_vision_id"):
-            raise InputError("add_vision_id", "Kimi-VL does not number pictures")
-        return {}
-
     def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
         """A video is one image for the template; expand_placeholders turns it into frames."""
         return template_turn(message, lambda _: "image", escaped)
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
-        token_ids, placeholders = expand(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders])
-        check_length(token_ids, self.context_length)
-        positions = np.arange(len(token_ids), dtype=np.int32)[None]
-        return Prompt(token_ids, positions, len(token_ids), tuple(items), placeholders)
+        return self.plain_prompt(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders], items)
 
     def _media_tokens(self, item: MediaItem) -> MediaTokens:
         """The tokens that replace a placeholder: the rows of each frame, in a block of its own."""

@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from models.checkpoints.published import read_json
 from models.interfaces.errors import CheckpointError
-from models.text.tokenizer import PromptTokenizer, SpecialTokens, byte_alphabet
+from models.text.tokenizer import PromptTokenizer, byte_alphabet
 
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
@@ -42,7 +42,7 @@ class KimiTokenizer(PromptTokenizer):
     """Cuts long pieces of text before the library encodes them. special_ids: the named ones of the reserved ids."""
 
     def __init__(self, ranks: Sequence[bytes], special_ids: Mapping[str, int]) -> None:
-        super().__init__(SpecialTokens(special_ids))
+        super().__init__(special_ids)
         self.ranks = ranks
         self.vocab_size = len(ranks) + RESERVED_TOKENS
         self._bpe = _byte_pair_encoder(ranks)

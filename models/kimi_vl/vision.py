@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import cast
 
 import numpy as np
 import torch
@@ -21,11 +20,10 @@ from models.interfaces.media import MediaItem, media_digest
 from models.interfaces.rule import Rule, renamed
 from models.kimi_vl.config import KimiVLConfig, VisionConfig
 from models.kimi_vl.pictures import ImageSettings
-from models.layers.equal_segments import bounds
+from models.layers.dense_segments import bounds, dense_buckets
 from models.layers.mla import half_split_rows
-from models.layers.mlp import MLP
-from models.layers.one_segment import dense_buckets
-from models.layers.packed import byte_lookup, layer_norm, widen_inputs
+from models.layers.mlp import Merger
+from models.layers.packed import byte_lookup, byte_values, layer_norm, raster_coordinates, widen_inputs
 from models.layers.resample import resized
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
@@ -38,20 +36,6 @@ _BUCKET_PATCHES = (256, 384, 512, 768, 1024, 1280, 1664, 2112, 2752, 3456, 4480,
 """Patches of the captured buckets, in steps of about 1.25 where one to four pictures fall. 4480 and 8960 hold one and
 two pictures over in_token_limit, which have 4096 to 4480 patches after padding. The list continues to the largest
 picture."""
-
-
-class Projector(nn.Module):
-    """Norm per patch, four patches side by side, two linears around an exact GELU: [P, hidden_size] -> [P / 4,
-    out_features]."""
-
-    def __init__(self, hidden_size: int, merged_patches: int, out_features: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(hidden_size, eps=_NORM_EPS)
-        self.mlp = MLP(hidden_size * merged_patches, hidden_size * merged_patches, "gelu", out_features=out_features)
-        self.merged_patches = merged_patches
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mlp(layer_norm(x, self.norm).unflatten(0, (-1, self.merged_patches)).flatten(1))
 
 
 class KimiVisionEncoder(nn.Module):
@@ -80,8 +64,9 @@ class KimiVisionEncoder(nn.Module):
         sizes = vision.hidden_size, vision.intermediate_size, vision.num_attention_heads
         self.blocks = nn.ModuleList(TowerBlock(*sizes, "gelu_tanh", _NORM_EPS) for _ in range(vision.num_hidden_layers))
         self.final_norm = nn.LayerNorm(vision.hidden_size, eps=_NORM_EPS)
-        self.projector = Projector(vision.hidden_size, vision.merged_patches, config.text.hidden_size)
-        self.register_buffer("byte_values", _byte_values(images), persistent=False)
+        norm, merged_size = nn.LayerNorm(vision.hidden_size, eps=_NORM_EPS), vision.hidden_size * vision.merged_patches
+        self.projector = Merger(norm, merged_size, config.text.hidden_size)
+        self.register_buffer("byte_values", byte_values(images.mean, images.std), persistent=False)
         # Pair 2i turns by column * f_i, pair 2i + 1 by row * f_i.
         frequencies = inverse_frequencies(vision.head_dim // 2, _ROPE_THETA)
         axes = torch.arange(2, device="cpu").repeat(len(frequencies))
@@ -117,7 +102,7 @@ class KimiVisionEncoder(nn.Module):
         total = int(cu_seqlens[-1])
         return Plan(
             arrays={
-                "coordinates": np.concatenate([_coordinates(*grid) for grid in grids]),
+                "coordinates": np.concatenate([raster_coordinates(*grid) for grid in grids]),
                 "cu_seqlens": cu_seqlens,
                 "merge_index": np.concatenate(
                     [start + _merge_order(*grid) for start, grid in zip(cu_seqlens, grids, strict=False)]
@@ -165,10 +150,10 @@ class KimiVisionEncoder(nn.Module):
         values = byte_lookup(buffers["pixels"], table, self.patch_embed.in_features)
         x = self.patch_embed(values) + buffers["positions"]
         rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
-        blocks = cast("Sequence[TowerBlock]", self.blocks)
         cu_seqlens, max_seqlen = bounds(buffers["cu_seqlens"], bucket), bucket["max_seqlen"]
-        normed = run_tower(blocks, x, self.final_norm, rotary, cu_seqlens, max_seqlen)
-        return {"embeds": self.projector(normed.index_select(0, buffers["merge_index"]))}
+        normed = run_tower(self.blocks, x, self.final_norm, rotary, cu_seqlens, max_seqlen)
+        in_blocks = normed.index_select(0, buffers["merge_index"])
+        return {"embeds": self.projector(layer_norm(in_blocks, self.projector.norm))}
 
     def prepare(self) -> None:
         """Pads the loaded patch embedding, and permutes rows of q and k: the published order pairs neighbours, ours
@@ -205,22 +190,9 @@ class KimiVisionEncoder(nn.Module):
         return found
 
 
-def _byte_values(images: ImageSettings) -> Tensor:
-    """Normalised value of every byte, channel by channel: float32 [3, 256]."""
-    values = np.arange(256, dtype=np.float32) / np.float32(255)
-    mean, std = np.array(images.mean, dtype=np.float32), np.array(images.std, dtype=np.float32)
-    return torch.from_numpy((values[None] - mean[:, None]) / std[:, None])
-
-
 def _grids(items: Sequence[MediaItem]) -> list[tuple[int, int]]:
     """(rows, columns) of every picture of the items."""
     return [(int(rows), int(columns)) for item in items for rows, columns in item.arrays["grids"]]
-
-
-@lru_cache(maxsize=_CACHED_GRIDS)
-def _coordinates(rows: int, columns: int) -> np.ndarray:
-    row, column = np.indices((rows, columns), dtype=np.int32)
-    return np.stack((column.ravel(), row.ravel()), axis=1)
 
 
 @lru_cache(maxsize=_CACHED_GRIDS)

@@ -31,12 +31,6 @@ class LoraPlace:
         return sum(self.widths)
 
 
-@dataclass(frozen=True)
-class _Offsets:
-    a: int
-    b: int
-
-
 class LoraLayout:
     """Where the tensors of an adapter lie in its slot: those of the places of some groups, with ranks padded to `rank`,
     a power of two from 16 on."""
@@ -45,13 +39,14 @@ class LoraLayout:
         kept = set(groups)
         self.rank = rank
         self.places = {key: place for key, place in places.items() if place.group in kept}
-        self._offsets: dict[str, _Offsets] = {}
+        self._offsets: dict[str, tuple[int, int]] = {}
+        """Where A and B begin."""
         end = 0
         for key, place in self.places.items():
             a = end
             b = _aligned(a + prod(self._a_shape(place)))
             end = _aligned(b + place.outputs * rank)
-            self._offsets[key] = _Offsets(a, b)
+            self._offsets[key] = a, b
         self.size = end
         """Elements of a slot."""
 
@@ -78,11 +73,12 @@ class LoraLayout:
         return {key: self._views(table, key, place) for key, place in self.places.items()}
 
     def _views(self, table: Tensor, key: str, place: LoraPlace) -> LoraPair:
-        offsets, slots = self._offsets[key], table.shape[0]
-        height, inputs = self._a_shape(place)
-        a = table[:, offsets.a : offsets.a + height * inputs].view(slots, height, inputs)
-        b = table[:, offsets.b : offsets.b + place.outputs * self.rank].view(slots, place.outputs, self.rank)
-        return LoraPair(a, b, place.widths)
+        (a, b), (height, inputs) = self._offsets[key], self._a_shape(place)
+        return LoraPair(
+            table[:, a : a + height * inputs].unflatten(1, (height, inputs)),
+            table[:, b : b + place.outputs * self.rank].unflatten(1, (place.outputs, self.rank)),
+            place.widths,
+        )
 
 
 class LoraBank:

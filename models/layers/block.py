@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from models.interfaces.rule import Rule, qkv_rules
+from models.interfaces.rule import Rule, qkv_rules, renamed
 from models.layers.deferred_norm import Normed
 from models.layers.gemm import gemm, gemm_add_norm
 from models.layers.lora import GemmLora, StackLora
@@ -22,6 +22,8 @@ ExpertLayout = Literal["published", "saved", "apart"]
 """How a checkpoint stores the matrices of experts: published: all in one tensor [expert, in, out]. saved: all in one
 tensor [expert, out, in], as transformers 5 writes it. apart: each in a tensor of its own."""
 
+NORM_NAMES = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
+"""Published names of a layer's norms, and ours."""
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """Attention of a layer: q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim], number of the layer -> shape
 of q. It applies SelfAttention.qk_norm, where a layer has one, before it rotates q and k."""
@@ -187,32 +189,26 @@ def block_rules(config: BlockConfig, published: str, ours: str, *, experts: Expe
             mlp += _stacked_expert_rules(published, ours, transposed=experts == "published")
     return [
         *qkv_rules(f"{published}self_attn.", f"{ours}attention.qkv", (q_rows, kv_rows, kv_rows)),
-        Rule(f"{published}self_attn.o_proj.{{rest}}", f"{ours}attention.out.{{rest}}"),
-        Rule(f"{published}self_attn.q_norm.weight", f"{ours}attention.q_norm.weight"),
-        Rule(f"{published}self_attn.k_norm.weight", f"{ours}attention.k_norm.weight"),
-        Rule(f"{published}input_layernorm.weight", f"{ours}attention_norm.weight"),
-        Rule(f"{published}post_attention_layernorm.weight", f"{ours}mlp_norm.weight"),
+        *renamed(
+            f"{published}self_attn.", f"{ours}attention.", {"o_proj": "out", "q_norm": "q_norm", "k_norm": "k_norm"}
+        ),
+        *renamed(published, ours, NORM_NAMES),
         *mlp,
     ]
 
 
-def swiglu_rules(published: str, ours: str, size: int) -> list[Rule]:
-    """Rules for a SwiGLU of width `size`."""
+def swiglu_rules(published: str, ours: str, size: int, suffix: str = ".weight") -> list[Rule]:
+    """Rules for a SwiGLU of width `size`. suffix: of our names."""
     return [
-        Rule(f"{published}gate_proj.weight", f"{ours}gate_up.weight", rows=(0, size)),
-        Rule(f"{published}up_proj.weight", f"{ours}gate_up.weight", rows=(size, 2 * size)),
-        Rule(f"{published}down_proj.weight", f"{ours}down.weight"),
+        Rule(f"{published}gate_proj.weight", f"{ours}gate_up{suffix}", rows=(0, size)),
+        Rule(f"{published}up_proj.weight", f"{ours}gate_up{suffix}", rows=(size, 2 * size)),
+        Rule(f"{published}down_proj.weight", f"{ours}down{suffix}"),
     ]
 
 
 def expert_rules(published: str, ours: str, size: int) -> list[Rule]:
     """Rules for a block's Experts of width `size`, whose matrices are published one by one."""
-    expert, experts = f"{published}mlp.experts.{{e}}.", f"{ours}mlp.experts."
-    return [
-        Rule(f"{expert}gate_proj.weight", f"{experts}gate_up", rows=(0, size)),
-        Rule(f"{expert}up_proj.weight", f"{experts}gate_up", rows=(size, 2 * size)),
-        Rule(f"{expert}down_proj.weight", f"{experts}down"),
-    ]
+    return swiglu_rules(f"{published}mlp.experts.{{e}}.", f"{ours}mlp.experts.", size, suffix="")
 
 
 def _stacked_expert_rules(published: str, ours: str, *, transposed: bool) -> list[Rule]:

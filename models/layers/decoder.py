@@ -208,10 +208,15 @@ def decoder_rules(
     experts: ExpertLayout = "published",
 ) -> list[Rule]:
     """Rules for a causal language model: names of its stack start with `published`, its head's is `head`."""
+    blocks = block_rules(config.block, f"{published}layers.{{i}}.", "decoder.layers.{i}.", experts=experts)
+    return [*token_rules(published, head), *blocks]
+
+
+def token_rules(published: str, head: str) -> list[Rule]:
+    """Rules for a TokenDecoder without its layers, whose last norm is `norm`."""
     return [
         Rule(f"{published}embed_tokens.weight", "decoder.embed_tokens.weight"),
         Rule(f"{published}embed_tokens.weight", "decoder.tied_head", shared=True),
-        *block_rules(config.block, f"{published}layers.{{i}}.", "decoder.layers.{i}.", experts=experts),
         Rule(f"{published}norm.weight", "decoder.norm.weight"),
         Rule(head, "decoder.head.weight"),
     ]

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+Caches = Sequence[Mapping[str, Tensor]]
+"""The tensors of each layer by name, as CacheSpec.allocate returns them."""
+
 
 @dataclass(frozen=True)
 class CacheSpec:
@@ -83,7 +86,6 @@ class PagedBatch:
 
     The first `num_decode_rows` packed rows advance one sequence each by one token; the others are prefill chunks.
 
-    caches: the tensors of each layer by name, as CacheSpec.allocate returns them.
     slot_mapping: int64 [n], the KV slot of every packed row (padding: a scratch slot). For a decode row, the slot of
     position seq_lens - 1 in its block table.
     block_tables: int32 [num_decode_rows, max_pages], pages of the decode rows' sequences.
@@ -97,7 +99,7 @@ class PagedBatch:
     states: of decoders with recurrent state.
     """
 
-    caches: Sequence[Mapping[str, Tensor]]
+    caches: Caches
     page_size: int
     slot_mapping: Tensor
     num_decode_rows: int = 0

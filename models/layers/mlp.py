@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from models.layers.deferred_norm import Normed
 from models.layers.gemm import gemm
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
+N = TypeVar("N", bound=nn.Module)
 
 
 class MLP(nn.Module):
@@ -27,6 +28,22 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(_activated_linear(x, self.fc1, self.activation))
+
+
+class Merger(nn.Module, Generic[N]):
+    """Packed rows side by side, as many as fill `width`, and two linears around a GELU: [n, hidden_size] -> [n *
+    hidden_size / width, out_features]. The caller applies the norm: to rows, or to what they fill."""
+
+    def __init__(
+        self, norm: N, width: int, out_features: int, inner: int | None = None, activation: Activation = "gelu"
+    ) -> None:
+        super().__init__()
+        self.width = width
+        self.norm = norm
+        self.mlp = MLP(width, inner or width, activation, out_features=out_features)
+
+    def forward(self, normed: Tensor) -> Tensor:
+        return self.mlp(normed.view(-1, self.width))
 
 
 def _activated_linear(x: Tensor, layer: nn.Linear, activation: Activation) -> Tensor:

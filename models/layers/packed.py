@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +17,20 @@ WINDOW = 4
 """Rows of a window of 2 x 2 patches."""
 PATCH_MULTIPLE = 64
 """Rows of patches of 588 values are not 16-byte aligned, which keeps GEMMs from wide loads."""
+
+
+def byte_values(mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Normalised value of every byte, channel by channel: float32 [channels, 256]."""
+    values = np.arange(256, dtype=np.float32) / np.float32(255)
+    means, deviations = (np.array(of_channels, dtype=np.float32)[:, None] for of_channels in (mean, std))
+    return torch.from_numpy((values - means) / deviations)
+
+
+@lru_cache(maxsize=1024)
+def raster_coordinates(rows: int, columns: int) -> np.ndarray:
+    """Column and row of each patch, row by row: int32 [rows * columns, 2]. Cached: do not write to the array."""
+    row, column = np.indices((rows, columns), dtype=np.int32)
+    return np.stack((column.ravel(), row.ravel()), axis=1)
 
 
 def widen_inputs(linear: nn.Linear, multiple: int = PATCH_MULTIPLE) -> None:

@@ -4,6 +4,7 @@ bias."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -41,17 +42,17 @@ class RMSTowerBlock(nn.Module):
 
 
 def run_rms_tower(
-    blocks: Iterable[RMSTowerBlock],
+    blocks: Iterable[nn.Module],
     x: Tensor,
     final_norm: RMSNorm,
     rotary: tuple[Tensor, Tensor],
     segments: Sequence[Segments],
 ) -> Tensor:
-    """Packed patches x [n, hidden_size] through all blocks -> their final norm [n, hidden_size].
+    """Packed patches x [n, hidden_size] through all RMSTowerBlocks -> their final norm [n, hidden_size].
 
     rotary: cos and sin float32 [n, head_dim / 2], half-split. segments: the attention segments of each block.
     """
-    layers = list(blocks)
+    layers = cast("list[RMSTowerBlock]", list(blocks))
     normed: Normed = layers[0].attention_norm(x)
     norms = [*(block.attention_norm for block in layers[1:]), final_norm]
     for block, own, next_norm in zip(layers, segments, norms, strict=True):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import cast
 
 from torch import Tensor, nn
 
+from models.layers.dense_segments import attend_packed
 from models.layers.mlp import MLP, Activation
-from models.layers.one_segment import attend_packed
 from models.layers.packed import add_layer_norm, layer_norm
 
 _LONG_SEGMENT = 16384
@@ -32,7 +33,7 @@ class TowerBlock(nn.Module):
 
 
 def run_tower(
-    blocks: Iterable[TowerBlock],
+    blocks: Iterable[nn.Module],
     x: Tensor,
     final_norm: nn.LayerNorm,
     rotary: tuple[Tensor, Tensor] | None,
@@ -40,7 +41,7 @@ def run_tower(
     max_seqlen: int,
     after: Callable[[int, Tensor], None] | None = None,
 ) -> Tensor:
-    """Runs packed patches x [n, hidden_size] through all blocks and the final norm -> [n, hidden_size]. Overwrites x.
+    """Runs packed patches x [n, hidden_size] through TowerBlocks and the final norm -> [n, hidden_size]. Overwrites x.
     Every residual sum is computed together with the norm that reads it.
 
     rotary: cos and sin float32 [n, head_dim / 2], half-split; None: no rotation.
@@ -48,7 +49,7 @@ def run_tower(
     max_seqlen: upper bound on the longest segment.
     after: called with each block's number and output [n, hidden_size], which the next block overwrites.
     """
-    layers = list(blocks)
+    layers = cast("list[TowerBlock]", list(blocks))
     norms = [*(block.attention_norm for block in layers[1:]), final_norm]
     normed = layer_norm(x, layers[0].attention_norm)
     for index, (block, following) in enumerate(zip(layers, norms, strict=True)):

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from models.checkpoints.published import check_heads, preprocessor_fields, read_config, require_text_fields
+from models.checkpoints.published import (
+    check_heads,
+    preprocessor_fields,
+    read_config,
+    require_fields,
+    require_text_fields,
+)
 from models.interfaces.errors import CheckpointError
 from models.minicpmv.slicing import SliceRule
 
@@ -67,27 +73,16 @@ def load_config(directory: Path) -> MiniCPMVConfig:
     version = _version(config)
     require_text_fields(directory, config)
     try:
-        vision_fields = config.get("vision_config") or {}
-        activation = vision_fields.get("hidden_act", "gelu_pytorch_tanh")
-        if activation != "gelu_pytorch_tanh":
-            raise CheckpointError(f"config.json: vision_config.hidden_act {activation!r}, expected 'gelu_pytorch_tanh'")
-        published_layers = int(vision_fields.get("num_hidden_layers", 27))
-        vision = VisionConfig(
-            hidden_size=int(vision_fields.get("hidden_size", 1152)),
-            intermediate_size=int(vision_fields.get("intermediate_size", 4304)),
-            # The class default of the published code; published checkpoints say false.
-            num_layers=published_layers - bool(config.get("drop_vision_last_layer", True)),
-            num_heads=int(vision_fields.get("num_attention_heads", 16)),
-            patch_size=int(vision_fields.get("patch_size", 14)),
-            table_side=int(vision_fields.get("image_size", 980)) // int(vision_fields.get("patch_size", 14)),
-            norm_eps=float(vision_fields.get("layer_norm_eps", 1e-6)),
-        )
+        # The class default of the published code; published checkpoints say false.
+        dropped = bool(config.get("drop_vision_last_layer", True))
+        vision = vision_config(config.get("vision_config") or {}, dropped)
         slicing = _slicing(config, preprocessor)
-        _check_patches(where, preprocessor, vision.patch_size, int(config["query_num"]))
+        sizes = {"patch_size": vision.patch_size, "image_feature_size": int(config["query_num"])}
+        require_fields(f"{where}: ", preprocessor, sizes, said="config.json says")
         return MiniCPMVConfig(
             version=version,
             vision=vision,
-            published_vision_layers=published_layers,
+            published_vision_layers=vision.num_layers + dropped,
             slicing=SliceRule(
                 scale_resolution=int(slicing.get("scale_resolution", 448)),
                 unit=vision.patch_size,
@@ -115,12 +110,19 @@ def _slicing(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict
     return slicing
 
 
-def _check_patches(where: str, preprocessor: Mapping[str, Any], patch_size: int, num_queries: int) -> None:
-    """Checks the sizes that are in both files and for which the networks are built."""
-    for name, expected in (("patch_size", patch_size), ("image_feature_size", num_queries)):
-        value = preprocessor.get(name, expected)
-        if value != expected:
-            raise CheckpointError(f"{where}: {name} is {value}, config.json says {expected}")
+def vision_config(fields: Mapping[str, Any], dropped: int = 0) -> VisionConfig:
+    """Absent fields have the values of all published checkpoints. dropped: number of last layers that do not run."""
+    require_fields("config.json: vision_config.", fields, {"hidden_act": "gelu_pytorch_tanh"})
+    patch_size = int(fields.get("patch_size", 14))
+    return VisionConfig(
+        hidden_size=int(fields.get("hidden_size", 1152)),
+        intermediate_size=int(fields.get("intermediate_size", 4304)),
+        num_layers=int(fields.get("num_hidden_layers", 27)) - dropped,
+        num_heads=int(fields.get("num_attention_heads", 16)),
+        patch_size=patch_size,
+        table_side=int(fields.get("image_size", 980)) // patch_size,
+        norm_eps=float(fields.get("layer_norm_eps", 1e-6)),
+    )
 
 
 def _version(config: Mapping[str, Any]) -> Version:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -18,10 +17,10 @@ from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
-from models.layers.packed import byte_lookup
+from models.layers.packed import byte_lookup, byte_values, raster_coordinates
 from models.layers.resample import resized
 from models.layers.upload import upload_frames
-from models.minicpmv.config import MiniCPMVConfig
+from models.minicpmv.config import MiniCPMVConfig, VisionConfig
 from models.minicpmv.positions import buckets, position_ids
 from models.minicpmv.resampler import Resampler
 from models.minicpmv.slicing import slice_sizes
@@ -32,7 +31,36 @@ SLICES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
 """A picture has 1 to 10 slices; the larger steps hold several pictures, or a part of a video."""
 
 
-class MiniCPMVEncoder(nn.Module):
+class SliceEncoder(nn.Module):
+    """A tower over packed slices, and what the encoders of all versions make of the slices."""
+
+    name = "vision_encoder"
+    byte_values: Tensor
+
+    def __init__(self, vision: VisionConfig, mean: float, std: float) -> None:
+        super().__init__()
+        self.tower = Tower(vision)
+        self.register_buffer("byte_values", byte_values((mean,), (std,)), persistent=False)
+
+    def prepare(self) -> None:
+        """Constants of the loaded weights."""
+        self.tower.prepare()
+        self.byte_values = self.byte_values.to(self.tower.patch_embedding.weight.dtype)
+
+    def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
+        """None: a slice is too small."""
+        return []
+
+    def patches(self, pixels: Tensor) -> Tensor:
+        """Bytes of patches -> what the tower takes."""
+        return byte_lookup(pixels, self.byte_values, self.tower.patch_embedding.in_features)
+
+    def grids(self, items: Iterable[MediaItem]) -> list[tuple[int, int]]:
+        """(rows, columns) in patches of every slice."""
+        return slice_grids(items, self.tower.config.patch_size)
+
+
+class MiniCPMVEncoder(SliceEncoder):
     """VisionEncoder of MiniCPM-V. Buffers of a bucket of P patches, S sequences (slices) and G groups:
 
     pixels uint8 [P, 3 * patch_size^2], a patch as (y, x, channel); position_ids int32 [P]; coordinates int32 [P, 2]
@@ -40,24 +68,18 @@ class MiniCPMVEncoder(nn.Module):
     frames temporal_ids int32 [S] (negative: none) and slice_ids int32 [P].
     """
 
-    name = "vision_encoder"
     rare_buckets: Sequence[Bucket] = ()
-    byte_values: Tensor
 
     def __init__(self, config: MiniCPMVConfig) -> None:
-        super().__init__()
+        super().__init__(config.vision, config.pixel_mean, config.pixel_std)
         self.config = config
-        self.tower = Tower(config.vision)
         self.resampler = Resampler(
             config.vision.hidden_size, config.hidden_size, config.num_queries, temporal=config.fuses_frames
         )
-        self.register_buffer("byte_values", byte_values(config.pixel_mean, config.pixel_std), persistent=False)
 
     def prepare(self) -> None:
-        """Constants of the loaded weights."""
-        self.tower.prepare()
+        super().prepare()
         self.resampler.prepare()
-        self.byte_values = self.byte_values.to(self.tower.patch_embedding.weight.dtype)
 
     def default_buckets(self) -> list[Bucket]:
         side = self.config.slicing.scale_resolution // self.config.vision.patch_size
@@ -75,10 +97,6 @@ class MiniCPMVEncoder(nn.Module):
             for slices in SLICES
         ]
 
-    def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
-        """None: a slice is too small."""
-        return []
-
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         patches, slices = bucket["patches"], bucket["sequences"]
         specs = {
@@ -94,7 +112,7 @@ class MiniCPMVEncoder(nn.Module):
         return specs
 
     def required(self, items: Sequence[MediaItem]) -> Bucket:
-        lengths = [rows * columns for rows, columns in self._grids(items)]
+        lengths = [rows * columns for rows, columns in self.grids(items)]
         sizes = [int(size) for item in items for size in item.arrays["group_sizes"]]
         ends = np.cumsum(sizes)
         group_keys = [sum(lengths[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
@@ -107,14 +125,14 @@ class MiniCPMVEncoder(nn.Module):
         }
 
     def plan(self, items: Sequence[MediaItem]) -> Plan:
-        grids = self._grids(items)
+        grids = self.grids(items)
         lengths = [rows * columns for rows, columns in grids]
         cu_slices = cumulative(lengths)
         total = float(cu_slices[-1])
         group_ends = cumulative(np.concatenate([item.arrays["group_sizes"] for item in items]))
         arrays = {
             "position_ids": np.concatenate([self._position_ids(*grid) for grid in grids]),
-            "coordinates": np.concatenate([_coordinates(*grid) for grid in grids]),
+            "coordinates": np.concatenate([raster_coordinates(*grid) for grid in grids]),
             "cu_slices": cu_slices,
             "cu_groups": cu_slices[group_ends],
         }
@@ -128,13 +146,13 @@ class MiniCPMVEncoder(nn.Module):
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
         """Parts made of whole groups, each as large as `limit` allows."""
         sizes = item.arrays["group_sizes"]
-        patches = cumulative([rows * columns for rows, columns in self._grids([item])])[cumulative(sizes)]
+        patches = cumulative([rows * columns for rows, columns in self.grids([item])])[cumulative(sizes)]
         groups = np.stack((np.diff(patches), sizes, np.ones_like(sizes)), axis=1)
         parts = cut(groups, (limit["patches"], limit["sequences"], limit["groups"]))
         return [item] if len(parts) == 1 else [self._part(item, first, last) for first, last in parts]
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        patches = byte_lookup(buffers["pixels"], self.byte_values[None], self.tower.patch_embedding.in_features)
+        patches = self.patches(buffers["pixels"])
         hidden = self.tower(patches, buffers["position_ids"], buffers["cu_slices"], bucket["max_seqlen"])
         embeds = self.resampler(
             hidden,
@@ -144,9 +162,6 @@ class MiniCPMVEncoder(nn.Module):
             slice_ids=buffers.get("slice_ids"),
         )
         return {"embeds": embeds}
-
-    def _grids(self, items: Iterable[MediaItem]) -> list[tuple[int, int]]:
-        return slice_grids(items, self.config.vision.patch_size)
 
     def _position_ids(self, rows: int, columns: int) -> np.ndarray:
         side = self.config.vision.table_side
@@ -161,12 +176,6 @@ class MiniCPMVEncoder(nn.Module):
         part = part_of(item, begin, end, self.config.vision.patch_size)
         groups = {"group_sizes": sizes[first:last], "temporal_ids": item.arrays["temporal_ids"][begin:end]}
         return replace(part, arrays={**part.arrays, **groups}, num_embeds=(last - first) * self.config.num_queries)
-
-
-def byte_values(mean: float, std: float) -> Tensor:
-    """Normalised value of every byte, the same for all channels: float32 [256]."""
-    values = np.arange(256, dtype=np.float32) / np.float32(255)
-    return torch.from_numpy((values - np.float32(mean)) / np.float32(std))
 
 
 def cumulative(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -226,9 +235,3 @@ def cut(sizes: np.ndarray, limits: Sequence[int]) -> list[tuple[int, int]]:
         if (ends[entry + 1] - ends[borders[-1]] > limits).any():
             borders.append(entry)
     return list(pairwise([*borders, len(sizes)]))
-
-
-@lru_cache(maxsize=1024)
-def _coordinates(rows: int, columns: int) -> np.ndarray:
-    row, column = np.indices((rows, columns), dtype=np.int32)
-    return np.stack((column.ravel(), row.ravel()), axis=1)

@@ -17,7 +17,6 @@ from models.interfaces.media import (
     MediaKind,
     Prompt,
     TokenizedChat,
-    Tool,
     VideoFrames,
     VideoMetadata,
     media_digest,
@@ -27,12 +26,13 @@ from models.minicpmv.chat import PLACEHOLDER, REASONING_MARKERS, PictureTokens, 
 from models.minicpmv.config import MiniCPMVConfig, Version, load_config
 from models.minicpmv.slicing import SlicedPicture, slice_picture, slice_sizes
 from models.minicpmv.video import MAX_GROUPS, UNFUSED_MAX_FRAMES, fused_pack, sample_fused, sample_unfused, temporal_ids
-from models.text.chat_template import ChatTemplate, unused_character
-from models.text.placeholders import MediaTokens, check_length, expand, tokenized_chat
+from models.text.chat_template import ChatTemplate
+from models.text.placeholders import MediaTokens
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
-from models.text.tools import escaped_tools, prompt_texts
+from models.text.tools import Escape, Turn
 
+REFUSED_OPTIONS = {"add_vision_id": "MiniCPM-V numbers pictures by a rule of its own"}
 NO_TIME = -1
 """Temporal id of a slice without a time: pictures, and frames that are not fused."""
 _STOP_TOKENS = {
@@ -55,6 +55,8 @@ class MiniCPMVProcessor(TextProcessor):
     share one set of queries; temporal_ids int32 [slices]; grid int32 [2], columns and rows of crops, 0 without.
     """
 
+    refused_options = REFUSED_OPTIONS
+
     def __init__(
         self, config: MiniCPMVConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
@@ -62,9 +64,9 @@ class MiniCPMVProcessor(TextProcessor):
         super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS[config.version], recommended)
         self.config = config
         self.reasoning_markers = REASONING_MARKERS if set(REASONING_MARKERS) <= tokenizer.special_ids.keys() else None
-        rule = config.slicing
-        self._picture_rule = rule
-        self._overview_rule = replace(rule, max_slices=1)
+        self.placeholder_ids = frozenset({tokenizer.special_ids[PLACEHOLDER]})
+        self._picture_rule = config.slicing
+        self._overview_rule = replace(config.slicing, max_slices=1)
         # The published rule can pass its bound by part of a second: 3 a second of 60.9 s are 183 groups.
         most_groups = 2 * MAX_GROUPS if config.fuses_frames else UNFUSED_MAX_FRAMES
         self._max_video_embeds = most_groups * config.num_queries
@@ -110,31 +112,14 @@ class MiniCPMVProcessor(TextProcessor):
             )
         return item
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[ChatMessage],
-        kinds: Sequence[MediaKind],
-        *,
-        options: Mapping[str, Any],
-        tools: Sequence[Tool] = (),
-    ) -> TokenizedChat:
-        enable_thinking = options.get("enable_thinking") or False
-        if enable_thinking and self.reasoning_markers is None:
-            raise InputError("enable_thinking", f"MiniCPM-V {self.config.version} has no reasoning mode")
-        if options.get("add_vision_id"):
-            raise InputError("add_vision_id", "MiniCPM-V numbers pictures by a rule of its own")
-        escape = unused_character(prompt_texts(messages, tools))
+    def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        super().template_arguments(options)
+        return {"enable_thinking": bool(options.get("enable_thinking"))}
 
-        def escaped(text: str) -> str:
-            return self.tokenizer.escape(text, escape)
-
-        rendered = self.template.render(
-            turns(messages, escaped, reasoning=self.reasoning_markers is not None),
-            tools=escaped_tools(tools, escaped),
-            enable_thinking=enable_thinking,
-        )
-        placeholder_ids = {self.tokenizer.special_ids[PLACEHOLDER]}
-        return tokenized_chat(self.tokenizer.encode(rendered, escape), messages, placeholder_ids)
+    def template_turns(
+        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], escaped: Escape
+    ) -> list[Turn]:
+        return turns(messages, escaped, reasoning=self.reasoning_markers is not None)
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """Pictures are numbered as they come, videos are not."""
@@ -148,10 +133,7 @@ class MiniCPMVProcessor(TextProcessor):
                 pictures += 1
             else:
                 media.append(self._pictures.video(len(item.arrays["group_sizes"])))
-        token_ids, placeholders = expand(chat, media)
-        check_length(token_ids, self.context_length)
-        positions = np.arange(len(token_ids), dtype=np.int32)[None]
-        return Prompt(token_ids, positions, len(token_ids), tuple(items), placeholders)
+        return self.plain_prompt(chat, media, items)
 
     def _item(
         self,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
-
 from torch import Tensor, nn
 
 from models.interfaces.rule import Rule, qkv_rules, renamed
@@ -31,8 +28,7 @@ class Tower(nn.Module):
 
     def forward(self, patches: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
         x = self.embed(patches, position_ids)
-        layers = cast("Sequence[TowerBlock]", self.layers)
-        return run_tower(layers, x, self.final_norm, None, cu_seqlens, max_seqlen)
+        return run_tower(self.layers, x, self.final_norm, None, cu_seqlens, max_seqlen)
 
     def prepare(self) -> None:
         """Orders and pads the columns of the loaded patch embedding: published kernels read (channel, y, x), pictures

@@ -11,18 +11,18 @@ import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from models.checkpoints.published import read_optional_json
 from models.interfaces.errors import CheckpointError, InputError
-from models.interfaces.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, Tool
+from models.interfaces.media import MediaItem, Prompt, TokenizedChat
 from models.interfaces.processor import AlignedWord
 from models.qwen3_asr.config import Qwen3ASRConfig, load_config
 from models.qwen3_asr.processor import Qwen3ASRProcessor
-from models.text.chat_template import ChatTemplate, load_chat_template
-from models.text.tokenizer import Tokenizer, load_tokenizer
+from models.text.chat_template import ChatTemplate
+from models.text.processor import load_text
+from models.text.tokenizer import Tokenizer
 
 MARKER = "<timestamp>"
 _LANGUAGES = "Cantonese Chinese English French German Italian Japanese Korean Portuguese Russian Spanish"
@@ -81,14 +81,7 @@ class Qwen3AlignerProcessor(Qwen3ASRProcessor):
         prompt = super().expand_placeholders(chat, items)
         return replace(prompt, marks=np.flatnonzero(prompt.token_ids == self._marker).astype(np.int32))
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[ChatMessage],
-        kinds: Sequence[MediaKind],
-        *,
-        options: Mapping[str, Any],
-        tools: Sequence[Tool] = (),
-    ) -> TokenizedChat:
+    def apply_chat_template(self, *_: object, **__: object) -> NoReturn:
         raise InputError("model", "the model aligns transcripts with audio and answers no messages")
 
 
@@ -149,9 +142,4 @@ def _longest_rise(values: np.ndarray) -> list[int]:
 
 
 def load_processor(directory: Path) -> Qwen3AlignerProcessor:
-    return Qwen3AlignerProcessor(
-        load_config(directory),
-        load_tokenizer(directory),
-        load_chat_template(directory),
-        read_optional_json(directory, "generation_config.json"),
-    )
+    return Qwen3AlignerProcessor(load_config(directory), *load_text(directory))

@@ -12,6 +12,7 @@ from models.checkpoints.published import (
     preprocessor_fields,
     read_config,
     read_optional_json,
+    require_fields,
     require_text_fields,
     section_of,
     token_id,
@@ -86,7 +87,8 @@ def load_config(directory: Path) -> Qwen3ASRConfig:
     text = section_of(inner, "text_config")
     text["tie_word_embeddings"] = bool(text.get("tie_word_embeddings") or inner.get("tie_word_embeddings"))
     require_text_fields(directory, text)
-    _check_features(directory)
+    where, settings = preprocessor_fields(directory, "feature_extractor", "preprocessor_config.json")
+    require_fields(f"{where}: ", settings, _FEATURES)
     try:
         audio = _audio_config(section_of(inner, "audio_config"))
         audio_token_id = token_id(inner, "audio_token_id")
@@ -110,9 +112,7 @@ def _audio_config(config: Mapping[str, Any]) -> AudioConfig:
         "activation_function": "gelu",
         "scale_embedding": False,
     }
-    for name, value in expected.items():
-        if config.get(name, value) != value:
-            raise CheckpointError(f"config.json: audio_config.{name} is {config[name]!r}, expected {value!r}")
+    require_fields("config.json: audio_config.", config, expected)
     window = int(config["n_window_infer"])
     if window < CHUNK_FRAMES or window % CHUNK_FRAMES:
         raise CheckpointError(
@@ -150,10 +150,3 @@ def _with_plain_positions(text: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("mrope_section", "mrope_interleaved", "interleaved"):
             section.pop(name, None)
     return {**text, **sections}
-
-
-def _check_features(directory: Path) -> None:
-    where, settings = preprocessor_fields(directory, "feature_extractor", "preprocessor_config.json")
-    for name, value in _FEATURES.items():
-        if settings.get(name, value) != value:
-            raise CheckpointError(f"{where}: {name} is {settings[name]!r}, expected {value}")

@@ -101,8 +101,7 @@ class AudioEncoder(nn.Module):
         """embeds [patches, out_features], of which as many are used as plan(items) names rows."""
         x = self.convolved(buffers["mel"]) + self.sinusoid.to(self.conv_out.weight.dtype)
         x = x.flatten(0, 1).index_select(0, buffers["rows"])
-        blocks = cast("Sequence[TowerBlock]", self.blocks)
-        x = run_tower(blocks, x, self.norm, None, buffers["cu_seqlens"], self.config.window_rows)
+        x = run_tower(self.blocks, x, self.norm, None, buffers["cu_seqlens"], self.config.window_rows)
         return {"embeds": self.projector(x)}
 
     def convolved(self, mel: Tensor) -> Tensor:

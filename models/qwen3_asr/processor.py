@@ -26,8 +26,8 @@ from models.interfaces.resizing import FrameResizer
 from models.qwen3_asr.config import SAMPLE_RATE, Qwen3ASRConfig, load_config
 from models.qwen3_asr.items import audio_item, quiet_pieces
 from models.qwen3_asr.transcript import LANGUAGES, TEXT_TAG, joined, language_name, read_transcript
-from models.text.chat_template import ChatTemplate, escape_with, template_turn, unused_character
-from models.text.placeholders import check_length, expand, repeated, tokenized_chat
+from models.text.chat_template import ChatTemplate
+from models.text.placeholders import repeated
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
 
@@ -59,6 +59,7 @@ class Qwen3ASRProcessor(TextProcessor):
         self.languages = {code: name for code, name in LANGUAGES.items() if name in named}
         if config.audio_token_id not in tokenizer.special_ids.values() or TEXT_TAG not in tokenizer.special_ids:
             raise CheckpointError(f"config.json: audio_token_id or {TEXT_TAG} is no added token of the tokenizer")
+        self.placeholder_ids = frozenset({config.audio_token_id})
         self.start_id = tokenizer.special_ids[TEXT_TAG]
 
     def item(self, samples: np.ndarray) -> MediaItem:
@@ -79,7 +80,8 @@ class Qwen3ASRProcessor(TextProcessor):
     ) -> Prompt:
         messages = [ChatMessage("system", (ContentPart(text=context),)), ChatMessage("user", (ContentPart(item=0),))]
         forced = "" if language is None else f"language {language}{TEXT_TAG}"
-        return self.expand_placeholders(self._chat(messages, [item.kind], forced, continuation), [item])
+        chat = self.rendered_chat(messages, [item.kind], forced=forced, continuation=continuation)
+        return self.expand_placeholders(chat, [item])
 
     def max_new_tokens(self, item: MediaItem) -> int:
         return max(_MIN_NEW_TOKENS, _TOKENS_PER_SECOND * len(item.arrays["samples"]) // SAMPLE_RATE)
@@ -108,24 +110,11 @@ class Qwen3ASRProcessor(TextProcessor):
                     "messages",
                     f"the model reads no text of role {message.role!r}: it transcribes; hints go into a system message",
                 )
-        return self._chat(messages, kinds)
-
-    def _chat(
-        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], forced: str = "", continuation: str = ""
-    ) -> TokenizedChat:
-        texts = [part.text for message in messages for part in message.content if part.text is not None]
-        escape = unused_character([*texts, continuation])
-        escaped = escape_with(escape, self.tokenizer.escape)
-        rendered = self.template.render([template_turn(message, kinds.__getitem__, escaped) for message in messages])
-        token_ids = self.tokenizer.encode(rendered + forced + escaped(continuation), escape)
-        return tokenized_chat(token_ids, messages, {self.config.audio_token_id})
+        return self.rendered_chat(messages, kinds)
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         media = [repeated(self.config.audio_token_id, items[item].num_embeds) for _, item in chat.placeholders]
-        token_ids, placeholders = expand(chat, media)
-        check_length(token_ids, self.context_length)
-        positions = np.arange(len(token_ids), dtype=np.int32)[None]
-        return Prompt(token_ids, positions, len(token_ids), tuple(items), placeholders)
+        return self.plain_prompt(chat, media, items)
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         _refuse("image_url")

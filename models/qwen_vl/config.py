@@ -10,8 +10,10 @@ from typing import Any
 
 from models.checkpoints.published import (
     check_heads,
+    of_channels,
     preprocessor_fields,
     read_config,
+    require_fields,
     require_text_fields,
     section_of,
     token_id,
@@ -47,6 +49,11 @@ class VisionConfig:
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
+
+    @property
+    def merged_size(self) -> int:
+        """Width of the patches of an embedding side by side."""
+        return self.hidden_size * self.merged_patches
 
     @property
     def patch_shape(self) -> tuple[int, int, int, int]:
@@ -161,18 +168,22 @@ def mrope_section(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _vision(config: Mapping[str, Any]) -> VisionConfig:
-    """Absent fields have the defaults of the published class: transformers before 5 left those out when it saved a
-    checkpoint, as many fine-tuned ones were."""
-    activation = config.get("hidden_act", "quick_gelu")
-    if activation != "quick_gelu":
-        raise CheckpointError(f"config.json: vision_config.hidden_act {activation!r}, expected 'quick_gelu'")
+    require_fields("config.json: vision_config.", config, {"hidden_act": "quick_gelu"})
     hidden_size = int(config.get("embed_dim", 1280))
+    return tower_config(config, hidden_size, int(hidden_size * config.get("mlp_ratio", 4)), config.get("hidden_size"))
+
+
+def tower_config(
+    config: Mapping[str, Any], hidden_size: int, intermediate_size: int, out_features: int | None
+) -> VisionConfig:
+    """With the fields that mean the same in Qwen2-VL and Qwen2.5-VL. Absent ones have the defaults of the published
+    classes: transformers before 5 left those out when it saved a checkpoint, as many fine-tuned ones were."""
     return VisionConfig(
         depth=int(config.get("depth", 32)),
         hidden_size=hidden_size,
         num_heads=int(config.get("num_heads", 16)),
-        intermediate_size=int(hidden_size * config.get("mlp_ratio", 4)),
-        out_features=int(config.get("hidden_size", 3584)),
+        intermediate_size=intermediate_size,
+        out_features=3584 if out_features is None else out_features,
         channels=int(config.get("in_channels", config.get("in_chans", 3))),
         patch_size=int(config.get("patch_size", 14)),
         temporal_patch_size=int(config.get("temporal_patch_size", 2)),
@@ -194,9 +205,7 @@ def preprocessor_settings(directory: Path, file: str, section: str, vision: Visi
         "temporal_patch_size": vision.temporal_patch_size,
         "merge_size": vision.merge_size,
     }
-    for name, value in expected.items():
-        if settings.get(name, value) != value:
-            raise CheckpointError(f"{where}: {name} is {settings[name]}, config.json says {value}")
+    require_fields(f"{where}: ", settings, expected, said="config.json says")
     for name, published in _STEPS.items():
         asked = settings.get(name, published)
         if not isinstance(asked, int | float) or not math.isclose(asked, published):
@@ -218,15 +227,8 @@ def image_settings(directory: Path, file: str, section: str, vision: VisionConfi
         return ImageSettings(
             min_pixels=named.get("min_pixels") or size["shortest_edge"],
             max_pixels=named.get("max_pixels") or size["longest_edge"],
-            mean=_of_channels(settings, "image_mean", where, vision),
-            std=_of_channels(settings, "image_std", where, vision),
+            mean=of_channels(settings, "image_mean", where, vision.channels),
+            std=of_channels(settings, "image_std", where, vision.channels),
         )
     except KeyError as error:
         raise CheckpointError(f"{directory}: {where}: field {error} is missing") from error
-
-
-def _of_channels(settings: Mapping[str, Any], name: str, where: str, vision: VisionConfig) -> tuple[float, ...]:
-    values = settings[name]
-    if values is None or len(values) != vision.channels:
-        raise CheckpointError(f"{where}: {name} is {values!r}, expected {vision.channels} numbers")
-    return tuple(values)

@@ -1,9 +1,12 @@
-"""What the vision encoders of the Qwen-VL families share: rows of patches, their normalisation, how items are cut."""
+"""What the vision encoders of the Qwen-VL families share: patches, their values and places, how items are cut, and the
+sizes of captured buckets."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from typing import Generic, TypeVar, cast
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -11,38 +14,19 @@ from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
-from models.layers.mlp import MLP
-from models.layers.one_segment import dense_buckets
-from models.layers.packed import byte_lookup, layer_norm
-from models.qwen_vl.config import ImageSettings, VisionConfig
+from models.layers.dense_segments import dense_buckets
+from models.layers.packed import byte_lookup
+from models.layers.resample import resized
+from models.layers.rotary import inverse_frequencies
+from models.layers.upload import upload_frames
+from models.qwen_vl.config import ROTARY_THETA, ImageSettings, VisionConfig
 from models.qwen_vl.items import grid_of
-from models.qwen_vl.patches import (
-    block_coordinates,
-    byte_values,
-    grid_frequencies,
-    patch_buckets,
-    patch_rows,
-    required_patches,
-    split_frame_pairs,
-)
 
 NORM_EPS = 1e-6
-N = TypeVar("N", bound=nn.Module)
-
-
-class Merger(nn.Module, Generic[N]):
-    """Patches [P, hidden_size] -> rows [P / 4, out_features], normed before four patches become a row (the tower's last
-    norm, which the caller applies) or, with `norm_after`, behind that."""
-
-    def __init__(self, config: VisionConfig, norm: N, *, norm_after: bool = False) -> None:
-        super().__init__()
-        self.merged_size = config.hidden_size * config.merged_patches
-        self.norm, self.norm_after = norm, norm_after
-        self.mlp = MLP(self.merged_size, self.merged_size, "gelu", out_features=config.out_features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.view(-1, self.merged_size)
-        return self.mlp(layer_norm(rows, cast("nn.LayerNorm", self.norm)) if self.norm_after else rows)
+_PATCHES_PER_SEQUENCE = 64
+_MAX_SEQUENCES = 64
+_LARGEST_BUCKET_ITEMS = 4
+_CACHED_GRIDS = 64
 
 
 class PatchEncoder(nn.Module):
@@ -74,12 +58,17 @@ class PatchEncoder(nn.Module):
         frequencies, axes = grid_frequencies(config.head_dim)
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.register_buffer("axes", axes, persistent=False)
-        self.register_buffer("byte_values", torch.from_numpy(byte_values(images)), persistent=False)
+        self.register_buffer("byte_values", byte_values(images), persistent=False)
 
     def plan(self, items: Sequence[MediaItem]) -> Plan:
-        coordinates, cu_seqlens = self.coordinates(items)
+        places, lengths = [np.empty((0, 2), np.int32)], []
+        for item in items:
+            t, h, w = grid_of(item)
+            places += [block_coordinates(h, w, self.config.merge_size)] * t
+            lengths += [h * w] * t
+        cu_seqlens = np.cumsum([0, *lengths], dtype=np.int32)
         return Plan(
-            arrays={"coordinates": coordinates, "cu_seqlens": cu_seqlens},
+            arrays={"coordinates": np.concatenate(places), "cu_seqlens": cu_seqlens},
             tensors=self.pixels(items),
             fills={"cu_seqlens": float(cu_seqlens[-1])},
             required=self.required(items),
@@ -94,15 +83,16 @@ class PatchEncoder(nn.Module):
         }
 
     def required(self, items: Sequence[MediaItem]) -> Bucket:
-        return required_patches(items)
+        """With a sequence for each frame pair."""
+        return {
+            "patches": sum(item.num_patches for item in items),
+            "sequences": sum(item.num_sequences for item in items),
+            "max_seqlen": max((item.num_patches // item.num_sequences for item in items), default=0),
+        }
 
     def pixels(self, items: Sequence[MediaItem]) -> dict[str, list[Tensor]]:
         """The tensors of a plan."""
-        return {"pixels": [self.patchify(item, self.patch_embed.weight.device) for item in items]}
-
-    def patchify(self, item: MediaItem, device: torch.device) -> Tensor:
-        """Patch rows uint8 [patches, channels * 2 * size * size] in block order on `device`."""
-        return patch_rows(item, self.config, device)
+        return {"pixels": [patch_rows(item, self.config, self.patch_embed.weight.device) for item in items]}
 
     def embed_patches(self, pixels: Tensor) -> Tensor:
         """Patch rows uint8 [P, columns] -> [P, hidden_size]."""
@@ -113,18 +103,27 @@ class PatchEncoder(nn.Module):
         """Bytes [P, columns] -> normalised values in the model's dtype, looked up so that they are the reference's."""
         return byte_lookup(pixels, self.byte_values.to(self.patch_embed.weight.dtype))
 
-    def coordinates(self, items: Sequence[MediaItem]) -> tuple[np.ndarray, np.ndarray]:
-        """Row and column of each patch in its frame, int32 [P, 2], and the bounds of frame pairs, int32 [sequences +
-        1]."""
-        places, lengths = [np.empty((0, 2), np.int32)], []
-        for item in items:
-            t, h, w = grid_of(item)
-            places += [block_coordinates(h, w, self.config.merge_size)] * t
-            lengths += [h * w] * t
-        return np.concatenate(places), np.cumsum([0, *lengths], dtype=np.int32)
-
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
-        return split_frame_pairs(item, self.config, limit, self.pair_size(item))
+        """Runs of whole frame pairs that fit, at least one pair each; there is no attention between pairs."""
+        t, _, _ = grid_of(item)
+        pairs = max(1, min(limit[name] // size for name, size in self.pair_size(item).items()))
+        if pairs >= t:
+            return [item]
+        return [self._part(item, start, min(start + pairs, t)) for start in range(0, t, pairs)]
+
+    def _part(self, item: MediaItem, start: int, stop: int) -> MediaItem:
+        pair = self.config.temporal_patch_size
+        _, h, w = grid_of(item)
+        patches = (stop - start) * h * w
+        return replace(
+            item,
+            frames=item.frames[start * pair : stop * pair],
+            arrays={"grid_thw": np.array([stop - start, h, w], dtype=np.int32)},
+            num_patches=patches,
+            num_sequences=stop - start,
+            num_embeds=patches // self.config.merged_patches,
+            digest=hashlib.sha256(item.digest + f"pairs {start}:{stop}".encode()).digest(),
+        )
 
     def pair_size(self, item: MediaItem) -> dict[str, int]:
         """What one frame pair takes of each size of a bucket that adds up."""
@@ -132,8 +131,63 @@ class PatchEncoder(nn.Module):
         return {"patches": h * w, "sequences": 1}
 
     def default_buckets(self) -> list[Bucket]:
-        return list(patch_buckets(self.config, self.images, self.bucket_sizes))
+        """With bucket_sizes, rounded up to whole embedding rows. The largest one holds four of the largest pictures
+        that the checkpoint allows, if the sizes go that far."""
+        merged = self.config.merged_patches
+        sizes = [-(-patches // merged) * merged for patches in self.bucket_sizes]
+        largest = _LARGEST_BUCKET_ITEMS * self.images.max_pixels // self.config.patch_size**2
+        steps = [patches for patches in sizes if patches < largest] or [sizes[0]]
+        steps += [patches for patches in sizes if patches >= largest and patches not in steps][:1]
+        return [
+            {
+                "patches": patches,
+                "sequences": min(max(patches // _PATCHES_PER_SEQUENCE, 8), _MAX_SEQUENCES),
+                "max_seqlen": patches,
+            }
+            for patches in steps
+        ]
 
     def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
         head_dim, merged_patches = self.config.head_dim, self.config.merged_patches
         return dense_buckets(bucket_list, self.exact_sizes, head_dim, merged_patches, self.patch_embed.weight)
+
+
+def patch_rows(item: MediaItem, config: VisionConfig, device: torch.device) -> Tensor:
+    """Frames uint8 of any size -> patch rows uint8 [patches, channels * 2 * size * size] on `device`.
+
+    Rows run frame pair by frame pair, in each by 2 x 2 blocks row by row, and in each block by its four patches row by
+    row. Columns run channel, time, y, x. An odd last frame is used twice.
+    """
+    size, merge, pair = config.patch_size, config.merge_size, config.temporal_patch_size
+    t, h, w = grid_of(item)
+    frames = resized(upload_frames(item.frames, device), h * size, w * size)
+    missing = t * pair - len(frames)
+    if missing:
+        frames = torch.cat((frames, frames[-1:].expand(missing, -1, -1, -1)))
+    cut = frames.view(t, pair, h // merge, merge, size, w // merge, merge, size, config.channels)
+    return cut.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(t * h * w, config.patch_values)
+
+
+@lru_cache(maxsize=_CACHED_GRIDS)
+def block_coordinates(h: int, w: int, merge: int) -> np.ndarray:
+    """Row and column of each patch of a frame, in block order, int32 [h * w, 2]. Cached: do not write to the array."""
+    grid = np.indices((h, w), dtype=np.int32).reshape(2, h // merge, merge, w // merge, merge)
+    return grid.transpose(1, 3, 2, 4, 0).reshape(h * w, 2)
+
+
+def grid_frequencies(head_dim: int) -> tuple[Tensor, Tensor]:
+    """Frequencies float32 and axes int64, both [head_dim / 2], for models.layers.rotary.rotary_cos_sin.
+
+    Half of a head's angles rotate by the patch's row (axis 0), the other half, with the same frequencies, by its column
+    (axis 1).
+    """
+    frequencies = inverse_frequencies(head_dim // 2, ROTARY_THETA)
+    return frequencies.repeat(2), torch.arange(2, device="cpu").repeat_interleave(len(frequencies))
+
+
+def byte_values(images: ImageSettings) -> Tensor:
+    """Normalised value of each byte, float32 [channels, 256]. Rounded as in the reference: scaled in float64 and cast,
+    then normalised in float32."""
+    scaled = (np.arange(256) * (1 / 255)).astype(np.float32)
+    mean, std = np.array(images.mean, np.float32), np.array(images.std, np.float32)
+    return torch.from_numpy((scaled[None, :] - mean[:, None]) / std[:, None])

@@ -85,9 +85,7 @@ class Qwen2VLProcessor(TextProcessor):
 
     def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """options: with add_vision_id the chat template numbers the pictures and videos ("Picture 1: ")."""
-        if options.get("enable_thinking"):
-            raise InputError("enable_thinking", "the model has no reasoning mode")
-        return {"add_vision_id": bool(options.get("add_vision_id", False))}
+        return {"add_vision_id": bool(options.get("add_vision_id", False)), **super().template_arguments(options)}
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """Repeats each placeholder for the embedding rows of its item, and computes M-RoPE positions."""

@@ -6,17 +6,17 @@ embedding. Each frame pair is an attention segment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket
-from models.layers.equal_segments import bounds
+from models.layers.dense_segments import bounds
+from models.layers.mlp import Merger
 from models.layers.rotary import rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
 from models.qwen_vl.config import ImageSettings, VisionConfig
-from models.qwen_vl.encoder import NORM_EPS, Merger, PatchEncoder
+from models.qwen_vl.encoder import NORM_EPS, PatchEncoder
 
 
 class Qwen2VLEncoder(PatchEncoder):
@@ -29,11 +29,11 @@ class Qwen2VLEncoder(PatchEncoder):
         super().__init__(config, images)
         sizes = config.hidden_size, config.intermediate_size, config.num_heads
         self.blocks = nn.ModuleList(TowerBlock(*sizes, "quick_gelu", NORM_EPS) for _ in range(config.depth))
-        self.merger = Merger(config, nn.LayerNorm(config.hidden_size, eps=NORM_EPS))
+        norm = nn.LayerNorm(config.hidden_size, eps=NORM_EPS)
+        self.merger = Merger(norm, config.merged_size, config.out_features)
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
         x = self.embed_patches(buffers["pixels"])
-        blocks = cast("Sequence[TowerBlock]", self.blocks)
         cu_seqlens, max_seqlen = bounds(buffers["cu_seqlens"], bucket), bucket["max_seqlen"]
-        return {"embeds": self.merger(run_tower(blocks, x, self.merger.norm, rotary, cu_seqlens, max_seqlen))}
+        return {"embeds": self.merger(run_tower(self.blocks, x, self.merger.norm, rotary, cu_seqlens, max_seqlen))}

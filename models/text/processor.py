@@ -6,12 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from models.checkpoints.published import read_optional_json, sampling_defaults, stop_token_ids
 from models.interfaces.errors import CheckpointError, InputError
-from models.interfaces.media import ChatMessage, MediaKind, TokenizedChat, Tool
+from models.interfaces.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, Tool
 from models.interfaces.processor import AudioInput, ChatProcessor
 from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
-from models.text.placeholders import tokenized_chat
+from models.text.placeholders import MediaTokens, check_length, expand, tokenized_chat
 from models.text.tokenizer import PromptTokenizer, Tokenizer, load_tokenizer
 from models.text.tools import Escape, Turn, escaped_tools, prompt_texts
 
@@ -25,6 +27,8 @@ class TextProcessor:
 
     reasoning_markers: tuple[str, str] | None = None
     template_options: frozenset[str] = frozenset()
+    refused_options: Mapping[str, str] = {}
+    """Options that would change nothing, and why."""
     audio: AudioInput | None = None
     modes: Mapping[str, ChatProcessor] = {}
     placeholder_ids: frozenset[int]
@@ -70,26 +74,56 @@ class TextProcessor:
         options: Mapping[str, Any],
         tools: Sequence[Tool] = (),
     ) -> TokenizedChat:
-        given = self.template_arguments(options)
-        escape = unused_character(prompt_texts(messages, tools))
+        return self.rendered_chat(messages, kinds, tools, self.template_arguments(options))
+
+    def rendered_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        kinds: Sequence[MediaKind],
+        tools: Sequence[Tool] = (),
+        given: Mapping[str, Any] | None = None,
+        *,
+        forced: str = "",
+        continuation: str = "",
+    ) -> TokenizedChat:
+        """given: variables of the template. forced: the answer's beginning, and continuation: untrusted text behind
+        it."""
+        escape = unused_character([*prompt_texts(messages, tools), continuation])
         escaped = escape_with(escape, self.tokenizer.escape)
-        turns = [self.template_turn(message, kinds, escaped) for message in messages]
-        rendered = self.template.render(turns, tools=escaped_tools(tools, escaped), **given)
-        return self.template_chat(self.tokenizer.encode(rendered, escape), messages)
+        turns = self.template_turns(messages, kinds, escaped)
+        rendered = self.template.render(turns, tools=escaped_tools(tools, escaped), **(given or {}))
+        return self.template_chat(self.tokenizer.encode(rendered + forced + escaped(continuation), escape), messages)
 
     def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """What the template is given for the options of a request. Raises InputError for one that the model lacks."""
+        for name, reason in self.refused_options.items():
+            if options.get(name):
+                raise InputError(name, reason)
         if options.get("enable_thinking") and self.reasoning_markers is None:
             raise InputError("enable_thinking", "this checkpoint has no reasoning mode")
         return {name: value for name, value in options.items() if name in self.template_options}
 
+    def template_turns(
+        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], escaped: Escape
+    ) -> list[Turn]:
+        """What the template is given for the messages. kinds: of the items that they name."""
+        return [self.template_turn(message, kinds, escaped) for message in messages]
+
     def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
-        """What the template is given for a message. kinds: of the items that the messages name."""
+        """One of template_turns."""
         return template_turn(message, kinds.__getitem__, escaped)
 
     def template_chat(self, token_ids: Sequence[int], messages: Sequence[ChatMessage]) -> TokenizedChat:
         """The chat of these ids of a rendered template."""
         return tokenized_chat(token_ids, messages, self.placeholder_ids)
+
+    def plain_prompt(self, chat: TokenizedChat, media: Sequence[MediaTokens], items: Sequence[MediaItem]) -> Prompt:
+        """The prompt with placeholders replaced by `media`, for models whose positions count tokens. Raises
+        PromptTooLong."""
+        token_ids, placeholders = expand(chat, media)
+        check_length(token_ids, self.context_length)
+        positions = np.arange(len(token_ids), dtype=np.int32)[None]
+        return Prompt(token_ids, positions, len(token_ids), tuple(items), placeholders)
 
 
 def load_text(directory: Path, *, spoken: Collection[str] = ()) -> tuple[Tokenizer, ChatTemplate, Mapping[str, Any]]:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,46 +37,22 @@ def byte_alphabet() -> list[str]:
     return [chr(value if value in printable else next(others)) for value in range(256)]
 
 
-class SpecialTokens:
-    """Ids of special tokens by string, found in text where no `escape` character stands in them.
-
-    lstrip, rstrip: those that swallow the white space before them, or behind them.
-    """
-
-    def __init__(self, ids: Mapping[str, int], *, lstrip: Collection[str] = (), rstrip: Collection[str] = ()) -> None:
-        self.ids = ids
-        self._lstrip, self._rstrip = frozenset(lstrip), frozenset(rstrip)
-        literals = sorted(map(re.escape, ids), key=len, reverse=True)
-        self._literal = re.compile("|".join(literals)) if literals else re.compile(r"(?!)")
-
-    def escape(self, text: str, escape: str) -> str:
-        """`text` with the character `escape` inserted into each literal special token."""
-        return self._literal.sub(lambda match: match[0][:1] + escape + match[0][1:], text)
-
-    def encode(self, text: str, escape: str, encode_plain: Callable[[str], list[int]]) -> list[int]:
-        """Ids of a whole prompt: special tokens where they stand, escaped ones as plain text."""
-        ids: list[int] = []
-        end = 0
-        for match in self._literal.finditer(text):
-            before = text[end : match.start()]
-            before = before.rstrip() if match[0] in self._lstrip else before
-            ids += encode_plain(before.replace(escape, ""))
-            ids.append(self.ids[match[0]])
-            end = match.end()
-            while match[0] in self._rstrip and text[end : end + 1].isspace():
-                end += 1
-        return ids + encode_plain(text[end:].replace(escape, ""))
-
-
 class PromptTokenizer:
-    """Text to ids and ids to bytes, from files of any kind. special_ids: special tokens by string; vocab_size: one more
-    than the largest id."""
+    """Text to ids and ids to bytes, from files of any kind. vocab_size: one more than the largest id.
+
+    special_ids: special tokens by string, found in text where no `escape` character stands in them. lstrip, rstrip:
+    those that swallow the white space before them, or behind them.
+    """
 
     vocab_size: int
 
-    def __init__(self, special: SpecialTokens) -> None:
-        self.special_ids = special.ids
-        self._special = special
+    def __init__(
+        self, special_ids: Mapping[str, int], *, lstrip: Collection[str] = (), rstrip: Collection[str] = ()
+    ) -> None:
+        self.special_ids = special_ids
+        self._lstrip, self._rstrip = frozenset(lstrip), frozenset(rstrip)
+        literals = sorted(map(re.escape, special_ids), key=len, reverse=True)
+        self._literal = re.compile("|".join(literals)) if literals else re.compile(r"(?!)")
         self._recent = RecentTexts(self._encoded)
 
     def encode_plain(self, text: str) -> list[int]:
@@ -85,11 +61,21 @@ class PromptTokenizer:
 
     def escape(self, text: str, escape: str) -> str:
         """`text` with the character `escape` inserted into each literal special token."""
-        return self._special.escape(text, escape)
+        return self._literal.sub(lambda match: match[0][:1] + escape + match[0][1:], text)
 
     def encode(self, text: str, escape: str) -> list[int]:
         """Ids of a whole prompt: special tokens where they stand, escaped ones as plain text."""
-        return self._special.encode(text, escape, self.encode_plain)
+        ids: list[int] = []
+        end = 0
+        for match in self._literal.finditer(text):
+            before = text[end : match.start()]
+            before = before.rstrip() if match[0] in self._lstrip else before
+            ids += self.encode_plain(before.replace(escape, ""))
+            ids.append(self.special_ids[match[0]])
+            end = match.end()
+            while match[0] in self._rstrip and text[end : end + 1].isspace():
+                end += 1
+        return ids + self.encode_plain(text[end:].replace(escape, ""))
 
     def decode(self, token_ids: Sequence[int]) -> bytes:
         """Bytes of the ids, those of special tokens left out. The ids may be split anywhere: the bytes of the parts
@@ -120,7 +106,7 @@ class Tokenizer(PromptTokenizer):
         _check_supported(published)
         lstrip, rstrip = ([token["content"] for token in added if token.get(flag)] for flag in ("lstrip", "rstrip"))
         special_ids = {token["content"]: token["id"] for token in added}
-        super().__init__(SpecialTokens(special_ids, lstrip=lstrip, rstrip=rstrip))
+        super().__init__(special_ids, lstrip=lstrip, rstrip=rstrip)
         self._silent = {token["id"] for token in added if token["special"] and token["content"] not in spoken}
         self._plain = fast_tokenizer({**published, "added_tokens": [], "post_processor": None})
         self.vocab_size = 1 + max([*self._plain.get_vocab().values(), *self.special_ids.values()])

@@ -6,17 +6,16 @@ cfm_config (cfg comes from the request), device. torch-free: the API process rea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
-from models.checkpoints.published import read_config
+from models.checkpoints.published import read_config, require_fields, section_as, section_of
 from models.interfaces.errors import CheckpointError
 
 SOLVER_STEPS = (10, 4, 6, 16)
 """Numbers of solver steps that requests may ask for, the default first: one family of captured graphs each."""
+_CODEC = {"depthwise": True, "use_noise_block": False, "cond_type": "scale_bias"}
 
 
 @dataclass(frozen=True)
@@ -91,53 +90,26 @@ class VoxCPM2Config:
 def load_config(directory: Path) -> VoxCPM2Config:
     """Raises CheckpointError that names a missing field or a setting of another model."""
     config = read_config(directory)
-    lm, vae = _section(config, "lm_config"), _section(config, "audio_vae_config")
-    _require(config, "architecture", "voxcpm2")
-    _require(config, "residual_lm_no_rope", True)
-    # The published files' mean_mode is a name that their loader does not know.
-    _require({"dit_mean_mode": False, **_section(config, "dit_config")}, "dit_mean_mode", False, "dit_config.")
-    for key, value in (("depthwise", True), ("use_noise_block", False), ("cond_type", "scale_bias")):
-        _require({key: value, **vae}, key, value, "audio_vae_config.")
-    result = VoxCPM2Config(
-        lm=_language_model(lm),
-        encoder=_local(config, "encoder_config"),
-        dit=_local(config, "dit_config"),
-        vae=AudioVAEConfig(
-            **_integers(vae, "audio_vae_config.", "encoder_dim latent_dim decoder_dim sample_rate out_sample_rate"),
-            encoder_rates=_list(vae, "encoder_rates"),
-            decoder_rates=_list(vae, "decoder_rates"),
-            sr_bin_boundaries=_list(vae, "sr_bin_boundaries"),
-        ),
-        **_integers(
-            config,
-            "",
-            "patch_size feat_dim scalar_quantization_latent_dim scalar_quantization_scale residual_lm_num_layers "
-            "max_length",
-        ),
+    lm, encoder, dit, vae = (
+        section_of(config, name) for name in ("lm_config", "encoder_config", "dit_config", "audio_vae_config")
     )
+    rope = section_of(lm, "rope_scaling")
+    require_fields("config.json: ", config, {"architecture": "voxcpm2", "residual_lm_no_rope": True}, needed=True)
+    require_fields("config.json: lm_config.", lm, {"use_mup": False}, needed=True)
+    require_fields("config.json: lm_config.rope_scaling.", rope, {"type": "longrope"}, needed=True)
+    # The published files' mean_mode is a name that their loader does not know.
+    require_fields("config.json: dit_config.", dit, {"dit_mean_mode": False})
+    require_fields("config.json: audio_vae_config.", vae, _CODEC)
+    lm["rope_scaling"] = section_as(LongRope, rope, "config.json: lm_config.rope_scaling")
+    sections = {
+        "lm": section_as(LanguageModelConfig, lm, "config.json: lm_config"),
+        "encoder": section_as(LocalConfig, encoder, "config.json: encoder_config"),
+        "dit": section_as(LocalConfig, dit, "config.json: dit_config"),
+        "vae": section_as(AudioVAEConfig, vae, "config.json: audio_vae_config"),
+    }
+    result = section_as(VoxCPM2Config, {**config, **sections}, "config.json")
     _require_agreement(result)
     return result
-
-
-def _language_model(lm: Mapping[str, Any]) -> LanguageModelConfig:
-    rope = _section(lm, "rope_scaling", "lm_config.")
-    _require(lm, "use_mup", False, "lm_config.")
-    _require(rope, "type", "longrope", "lm_config.rope_scaling.")
-    return LanguageModelConfig(
-        **_integers(
-            lm,
-            "lm_config.",
-            "hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers "
-            "num_key_value_heads kv_channels vocab_size",
-        ),
-        rms_norm_eps=float(_value(lm, "rms_norm_eps", "lm_config.")),
-        rope_theta=float(_value(lm, "rope_theta", "lm_config.")),
-        rope_scaling=LongRope(
-            tuple(map(float, _value(rope, "short_factor", "lm_config.rope_scaling."))),
-            tuple(map(float, _value(rope, "long_factor", "lm_config.rope_scaling."))),
-            **_integers(rope, "lm_config.rope_scaling.", "original_max_position_embeddings"),
-        ),
-    )
 
 
 def _require_agreement(config: VoxCPM2Config) -> None:
@@ -156,6 +128,10 @@ def _require_agreement(config: VoxCPM2Config) -> None:
                 f"lm_config.kv_channels {config.lm.kv_channels}, whose rotary factors it uses"
             )
     vae = config.vae
+    # Without boundaries a codec has no sample-rate condition, which is another network.
+    for name in ("encoder_rates", "decoder_rates", "sr_bin_boundaries"):
+        if not getattr(vae, name):
+            raise CheckpointError(f"config.json: audio_vae_config.{name} is [], expected at least one integer")
     encoded, decoded = vae.sample_rate / prod(vae.encoder_rates), vae.out_sample_rate / prod(vae.decoder_rates)
     if encoded != decoded:
         raise CheckpointError(
@@ -171,37 +147,3 @@ def _require_agreement(config: VoxCPM2Config) -> None:
             f"config.json: max_length {config.max_length} is more than lm_config.max_position_embeddings "
             f"{config.lm.max_position_embeddings}"
         )
-
-
-def _local(config: Mapping[str, Any], key: str) -> LocalConfig:
-    section = _section(config, key)
-    return LocalConfig(**_integers(section, f"{key}.", "hidden_dim ffn_dim num_heads num_layers kv_channels"))
-
-
-def _section(config: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str, Any]:
-    section: Mapping[str, Any] = _value(config, key, prefix)
-    return section
-
-
-def _value(section: Mapping[str, Any], key: str, prefix: str) -> Any:
-    if section.get(key) is None:
-        raise CheckpointError(f"config.json: {prefix}{key} is missing")
-    return section[key]
-
-
-def _integers(section: Mapping[str, Any], prefix: str, keys: str) -> dict[str, int]:
-    return {key: _value(section, key, prefix) for key in keys.split()}
-
-
-def _list(vae: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    """Without boundaries a codec has no sample-rate condition, which is another network."""
-    values = _value(vae, key, "audio_vae_config.")
-    if not values:
-        raise CheckpointError(f"config.json: audio_vae_config.{key} is [], expected at least one integer")
-    return tuple(values)
-
-
-def _require(section: Mapping[str, Any], key: str, expected: object, prefix: str = "") -> None:
-    value = _value(section, key, prefix)
-    if value != expected:
-        raise CheckpointError(f"config.json: {prefix}{key} is {value!r}; only {expected!r} is hosted")

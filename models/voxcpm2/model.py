@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Literal
@@ -15,14 +15,14 @@ from models.checkpoints.checkpoint import LoadFormat, load_parameters, materiali
 from models.interfaces.capturable import BufferSpec
 from models.layers.adapters import LoraBank, LoraPlace
 from models.layers.gemm import lay_out_for_host
-from models.layers.kv_cache import CacheSpec, PagedBatch
+from models.layers.kv_cache import Caches, CacheSpec, PagedBatch
 from models.layers.random import Noise, philox_normal
+from models.protocol import State
 from models.voxcpm2.audio_vae import AudioVAE
 from models.voxcpm2.config import SOLVER_STEPS, VoxCPM2Config, load_config
 from models.voxcpm2.lora import lora_places
 from models.voxcpm2.network import FlowSolver, VoxCPM2Network, network_rules
 from models.voxcpm2.patch import PatchMaker
-from models.voxcpm2.rows import State
 from models.voxcpm2.solver import schedule
 from models.voxcpm2.steps import DecodeStep, PrefillStep, Tail, VAEStep, lora_of
 from models.voxcpm2.vae_weights import load_audio_vae, randomise_audio_vae, round_product_weights
@@ -97,9 +97,7 @@ class VoxCPM2:
         last = inputs["last"]
         return torch.cat((lm.index_select(0, last), residual.index_select(0, last)), dim=-1)
 
-    def prefill_step(
-        self, state: State, caches: Sequence[Mapping[str, Tensor]], page_size: int, bank: LoraBank | None = None
-    ) -> PrefillStep:
+    def prefill_step(self, state: State, caches: Caches, page_size: int, bank: LoraBank | None = None) -> PrefillStep:
         return PrefillStep(_named("prefill", bank), self.prefill, state, caches, page_size, self.patch_shape, bank)
 
     def tail(self, solver_steps: int, state: State, bank: LoraBank | None = None) -> Tail:
@@ -107,22 +105,10 @@ class VoxCPM2:
         return Tail(name, self._patch_maker(solver_steps), state, bank)
 
     def decode_step(
-        self,
-        solver_steps: int,
-        state: State,
-        caches: Sequence[Mapping[str, Tensor]],
-        page_size: int,
-        bank: LoraBank | None = None,
+        self, solver_steps: int, state: State, caches: Caches, page_size: int, bank: LoraBank | None = None
     ) -> DecodeStep:
-        return DecodeStep(
-            _named(f"decode_step_{solver_steps}", bank),
-            self.network,
-            self._patch_maker(solver_steps),
-            state,
-            caches,
-            page_size,
-            bank,
-        )
+        name, make_patch = _named(f"decode_step_{solver_steps}", bank), self._patch_maker(solver_steps)
+        return DecodeStep(name, self.network, make_patch, state, caches, page_size, bank)
 
     def vae_step(self, state: State) -> VAEStep:
         return VAEStep("vae_step", self.vae.decoder, state, self.patch_shape)

@@ -10,8 +10,9 @@ from torch import Tensor
 from models.layers.adapters import Lora
 from models.layers.op import op
 from models.layers.random import Noise
+from models.protocol import State
 from models.voxcpm2.network import FlowSolver, VoxCPM2Network
-from models.voxcpm2.rows import Draw, State
+from models.voxcpm2.rows import Draw
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from models.layers.op import op
+from models.protocol import State
 from models.voxcpm2.network import Rotary, VoxCPM2Network
-
-State = Mapping[str, Tensor]
-"""The tables of the slot state by name, each [slots, ...]."""
 
 
 def with_prompt_vectors(

@@ -13,6 +13,7 @@ from models.layers.block import Attend, Block, BlockConfig, run_blocks
 from models.layers.fused import rotary_dense_attention
 from models.layers.lora import StackLora
 from models.layers.norms import RMSNorm
+from models.layers.rotary import inverse_frequencies
 from models.voxcpm2.config import LanguageModelConfig, LocalConfig
 from models.voxcpm2.host_stack import run_local_host
 
@@ -117,9 +118,8 @@ def longrope_table(config: LanguageModelConfig, length: int, dtype: torch.dtype)
     rope = config.rope_scaling
     stretch = config.max_position_embeddings / rope.original_max_position_embeddings
     factors = torch.tensor(rope.long_factor if stretch > 1 else rope.short_factor, device="cpu")
-    exponents = torch.arange(0, config.kv_channels, 2, dtype=torch.float32, device="cpu") / config.kv_channels
     positions = torch.arange(length, dtype=torch.float32, device="cpu")
-    angles = torch.outer(positions, 1.0 / factors) * (1.0 / config.rope_theta**exponents)
+    angles = torch.outer(positions, 1.0 / factors) * inverse_frequencies(config.kv_channels, config.rope_theta)
     # Below 1 where the table is shorter than the original one: the published code does not ask, unlike transformers.
     scale = math.sqrt(1 + math.log(stretch) / math.log(rope.original_max_position_embeddings))
     return (angles.cos() * scale).to(dtype).float(), (angles.sin() * scale).to(dtype).float()

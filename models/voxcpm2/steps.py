@@ -7,23 +7,22 @@ are inactive, so everything that they write goes to scratch or repeats the old v
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from models.interfaces.capturable import Bucket, BufferSpec
 from models.layers.adapters import Lora, LoraBank
-from models.layers.kv_cache import PagedBatch
+from models.layers.kv_cache import Caches, PagedBatch
 from models.layers.lora import LoraRows, num_tiles
-from models.protocol import RESULT_FLAGS
+from models.protocol import RESULT_FLAGS, State
 from models.voxcpm2.audio_vae import CodecDecoder
 from models.voxcpm2.network import VoxCPM2Network
 from models.voxcpm2.patch import PatchMaker
-from models.voxcpm2.rows import State, draw_of, step_inputs, with_prompt_vectors
+from models.voxcpm2.rows import draw_of, step_inputs, with_prompt_vectors
 from models.voxcpm2.vae_layers import Streams
 
 
@@ -54,7 +53,7 @@ class DecodeStep:
     network: VoxCPM2Network
     make_patch: PatchMaker
     state: State
-    caches: Sequence[Mapping[str, Tensor]]
+    caches: Caches
     page_size: int
     bank: LoraBank | None = None
 
@@ -73,22 +72,16 @@ class DecodeStep:
         return {"results": self.make_patch(self.state, slots, rows.draw, lm, residual, lora)}
 
 
-class Prefill(Protocol):
-    """models.protocol.SpeechModel.prefill."""
-
-    def __call__(self, inputs: Mapping[str, Tensor], batch: PagedBatch, bank: LoraBank | None) -> Tensor: ...
-
-
 @dataclass(frozen=True, eq=False)
 class PrefillStep:
     """Chunks of prompts, packed, with cached context or without. Attention reads the pages of each prompt through its
     slot's block table, and its length on the device. Padded rows belong to no sequence and write to the scratch page;
-    padded sequences have the scratch slot and no keys."""
+    padded sequences have the scratch slot and no keys. prefill: of models.protocol.SpeechModel."""
 
     name: str
-    prefill: Prefill
+    prefill: Callable[[Mapping[str, Tensor], PagedBatch, LoraBank | None], Tensor]
     state: State
-    caches: Sequence[Mapping[str, Tensor]]
+    caches: Caches
     page_size: int
     patch_shape: tuple[int, int]
     bank: LoraBank | None = None

@@ -29,9 +29,9 @@ pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is timed runs once: rows are looked at here, not times."""
+    """What is timed runs once, in short contexts: rows are looked at here, not times."""
 
     def milliseconds(call: Callable[[], object], repeats: int = 1) -> dict[str, float]:
         return timing.milliseconds(call, repeats=1, warm_up=0)
@@ -41,8 +41,8 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (decode, encoder):
         monkeypatch.setattr(module, "milliseconds", milliseconds)
-        if module is not encoder:
-            monkeypatch.setattr(module, "host_milliseconds", host_milliseconds)
+    monkeypatch.setattr(decode, "host_milliseconds", host_milliseconds)
+    monkeypatch.setattr(decoder, "MAX_CONTEXT", decoder.CONTEXT + decoder.ROOM)
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +51,13 @@ def tiny() -> Path:
     return next(Path(path) for path in embedded_models() if family_of(Path(path)).kind == "chat")
 
 
-@pytest.mark.usefixtures("brief")
-def test_rows_of_encoder_and_decode(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_encoder_and_decode(tiny: Path) -> None:
     processor: ChatProcessor = resolve(family_of(tiny).processor)(tiny)
     model = load(tiny, CPU)
     items = pictures(64, 48, 2)[1](processor)
     seen = encoder.measure_one("qwen2_vl_2b", "2 x 64x48", model.encoder, items, GraphPool(CPU, 1 << 30))
     assert seen["patches"] == sum(item.num_patches for item in items) <= seen["bucket"]
     assert seen["embeds"] == sum(item.num_embeds for item in items)
-    monkeypatch.setattr(decoder, "MAX_CONTEXT", decoder.CONTEXT + decoder.ROOM)
     rows = [seen]
     for decoded in (model.decoder, load(GOLDEN / "qwen3_5", CPU).decoder):
         step = decode.measure_decode("tiny", decoded, 2, GraphPool(CPU, 1 << 30))
@@ -72,9 +70,7 @@ def test_rows_of_encoder_and_decode(tiny: Path, monkeypatch: pytest.MonkeyPatch)
         assert min(row["eager_ms"], row["replay_ms"], row["graph_ms"], row["floor_ms"]) > 0
 
 
-@pytest.mark.usefixtures("brief")
-def test_forms_beside_bfloat16(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder, "MAX_CONTEXT", decoder.CONTEXT + decoder.ROOM)
+def test_forms_beside_bfloat16(tiny: Path) -> None:
     forms: quantization.Forms = {"none": (tiny, "none"), "awq": (GOLDEN / "quantised/awq", "none")}
     rows = quantization.measured("tiny", forms, CPU, batches=(2,), prefills=(24,))
     assert [(row["quantization"], row["kind"]) for row in rows] == [
@@ -99,8 +95,7 @@ def test_written_forms_are_read(tiny: Path, tmp_path: Path, form: str, least: fl
         assert least < error < most, name
 
 
-def test_a_step_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder, "MAX_CONTEXT", decoder.CONTEXT + decoder.ROOM)
+def test_a_step_with_drafts() -> None:
     drafting = load_model(GOLDEN / "qwen3_5", CPU, torch.bfloat16, "random", drafter=True).decoder
     runner, plan, state = decoder.captured_decode("tiny", drafting, 2, GraphPool(CPU, 1 << 30), drafts=3)
     assert runner.run(plan).route == "replay"
@@ -117,7 +112,6 @@ def test_a_step_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_a_profile_calls(tiny: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], named: str) -> None:
-    monkeypatch.setattr(decoder, "MAX_CONTEXT", decoder.CONTEXT + decoder.ROOM)
     monkeypatch.setattr(replay_profile, "SIDE", 28)
     given = replay_profile.arguments_of(["tiny", *words])
     result, _, step = replay_profile.way_of(given, tiny)

@@ -17,8 +17,8 @@ from models.interfaces.media import MediaItem, MediaKind
 from models.interfaces.resizing import FrameResizer, bicubic_weights, resize
 from models.layers.resample import resample, resized
 from models.qwen_vl.config import VisionConfig
+from models.qwen_vl.encoder import patch_rows
 from models.qwen_vl.items import vision_item
-from models.qwen_vl.patches import patch_rows
 
 SIDES = st.integers(1, 130)
 FUSES_PRODUCTS = platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686")

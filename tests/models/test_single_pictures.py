@@ -13,8 +13,8 @@ from torch import Tensor
 
 from models.interfaces.capturable import EXACT, Bucket
 from models.interfaces.media import MediaItem
-from models.layers import equal_segments, one_segment
-from models.layers.one_segment import WHOLE_ROWS
+from models.layers import dense_segments
+from models.layers.dense_segments import WHOLE_ROWS
 from models.protocol import VisionEncoder
 from tests.models.families.family import FAMILIES, Family, families
 from tests.support.chat_golden import largest_difference
@@ -95,7 +95,7 @@ def test_padding_of_nan_changes_nothing(family: Family, taken: list[int]) -> Non
 @pytest.mark.parametrize("family", CASES)
 def test_an_engine_captures_it_last_for_single_pictures(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     allow_one_segment(monkeypatch)
-    monkeypatch.setattr(one_segment, "WHOLE_ROWS", 16)
+    monkeypatch.setattr(dense_segments, "WHOLE_ROWS", 16)
     engine = InlineEngine(family.model, family.processor, encoder_buckets=(32, 64, 128))
     runner = engine.worker._vision.runner
     assert [bucket["patches"] for bucket in runner.captured] == [128, 32]
@@ -122,9 +122,9 @@ def test_an_engine_takes_an_exact_bucket_for_pictures_that_fill_it(
     family: Family, monkeypatch: pytest.MonkeyPatch, dense_calls: list[int]
 ) -> None:
     item, (smaller,) = noise(family, 5), family.items(family.images[0])
-    monkeypatch.setattr(equal_segments, "on_hopper", lambda *_: True)
+    monkeypatch.setattr(dense_segments, "on_hopper", lambda *_: True)
     made, sizes = family.model, ((1, item.num_patches), (2, item.num_patches))
-    monkeypatch.setitem(equal_segments.ROWS, made.encoder.config.head_dim, range(1, 4096))
+    monkeypatch.setitem(dense_segments.ROWS, made.encoder.config.head_dim, range(1, 4096))
     monkeypatch.setattr(type(made.encoder), "exact_sizes", sizes)
     engine = InlineEngine(made, family.processor, encoder_buckets=(64, 128))
     runner = engine.worker._vision.runner
@@ -173,4 +173,4 @@ def test_a_replay_of_a_large_picture_equals_its_eager_run(taken: list[int]) -> N
     for rows, plain in captured.replays_on_a_poisoned_pool([[item]] * 2, poison):
         assert rows.isfinite().all()
         torch.testing.assert_close(rows[: len(plain)], plain, atol=0.05, rtol=0)
-    assert taken and not one_segment._refused
+    assert taken and not dense_segments._refused

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.checkpoints.registry import family_of, resolve
 from models.interfaces.media import ChatMessage, ContentPart, Tool, ToolCall
-from models.kimi_vl.processor import load_processor as load_kimi
-from models.minicpmv.processor import load_processor as load_minicpm
-from models.qwen_vl.processor import load_processor as load_qwen
-from models.qwen_vl.v2_5.processor import load_processor as load_qwen_2_5
-from models.qwen_vl.v3.processor import load_processor as load_qwen_3
 from models.text.chat_template import ChatTemplate, escaped_reasoning, unused_character
-from models.text.tokenizer import SpecialTokens
+from models.text.tokenizer import PromptTokenizer
 from models.text.tools import escaped_calls, escaped_tools, prompt_texts
 from tests.support.golden import GOLDEN
 
@@ -41,8 +36,21 @@ PLAIN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
 MARKS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>")
-SPECIAL = SpecialTokens({name: 1000 + index for index, name in enumerate(MARKS)})
+
+
+class CharacterTokenizer(PromptTokenizer):
+    """Special tokens as their ids, all else as code points."""
+
+    def _encoded(self, text: str) -> list[int]:
+        return [ord(character) + 10_000 for character in text]
+
+
+SPECIAL = {name: 1000 + index for index, name in enumerate(MARKS)}
+TOKENIZER = CharacterTokenizer(SPECIAL)
 ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}})
+ADD_AS_JSON = json.dumps(
+    {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": ADD.parameters}}
+)
 
 
 def say(role: str, *texts: str, calls: tuple[ToolCall, ...] = (), reasoning: str | None = None) -> ChatMessage:
@@ -63,11 +71,11 @@ def template(source: str) -> ChatTemplate:
 
 
 def ids(source: str, messages: tuple[ChatMessage, ...], tools: tuple[Tool, ...] = ()) -> list[int]:
-    """Special tokens as their ids, all else as code points."""
+    """Those of a rendered conversation."""
     escape = unused_character(prompt_texts(messages, tools))
 
     def escaped(text: str) -> str:
-        return escape + SPECIAL.escape(text, escape) + escape
+        return escape + TOKENIZER.escape(text, escape) + escape
 
     turns: list[dict[str, Any]] = [
         {
@@ -79,11 +87,11 @@ def ids(source: str, messages: tuple[ChatMessage, ...], tools: tuple[Tool, ...] 
         for message in messages
     ]
     rendered = template(source).render(turns, tools=escaped_tools(tools, escaped))
-    return SPECIAL.encode(rendered, escape, lambda text: [ord(character) + 10_000 for character in text])
+    return TOKENIZER.encode(rendered, escape)
 
 
 def text_of(tokens: list[int]) -> str:
-    names = {value: name for name, value in SPECIAL.ids.items()}
+    names = {value: name for name, value in SPECIAL.items()}
     return "".join(names.get(token) or chr(token - 10_000) for token in tokens)
 
 
@@ -91,8 +99,7 @@ def test_a_template_that_knows_tools_renders_them() -> None:
     assert ChatTemplate(KNOWS, {}).knows_tools and ChatTemplate(KNOWS, {}).call_format == "json"
     assert ChatTemplate(KNOWS.replace('{"name"', "<function="), {}).call_format == "xml"
     text = text_of(ids(KNOWS, TALK, (ADD,)))
-    function = {"name": "add", "description": "Adds.", "parameters": ADD.parameters}
-    assert f"TOOLS {json.dumps({'type': 'function', 'function': function})}<|im_end|>" in text
+    assert f"TOOLS {ADD_AS_JSON}<|im_end|>" in text
     assert 'Wait.\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>\n<tool_call>' in text
     assert text.count("<|im_start|>tool\n") == 2 and "You may call" not in text
 
@@ -108,8 +115,7 @@ def test_others_get_a_block(source: str) -> None:
 def test_the_block_of_a_template_that_knows_none() -> None:
     text = text_of(ids(PLAIN, TALK, (ADD,)))
     assert text.startswith("<|im_start|>system\nYou are a helpful assistant.\n\n# Tools\n\nYou may call")
-    function = {"name": "add", "description": "Adds.", "parameters": ADD.parameters}
-    assert f"<tools>\n{json.dumps({'type': 'function', 'function': function})}\n</tools>" in text
+    assert f"<tools>\n{ADD_AS_JSON}\n</tools>" in text
     assert text.endswith(
         "<|im_start|>user\n2 + 40?<|im_end|>\n"
         "<|im_start|>assistant\nWait.\n"
@@ -130,7 +136,7 @@ def test_a_template_that_knows_reasoning_gets_it() -> None:
 
 
 hostile = st.lists(
-    st.sampled_from([*SPECIAL.ids, "<|im_", "end|>", "<tool_", "call>", "<", "\ufdd0", '"', "\\", "\n", "{", "é"]),
+    st.sampled_from([*SPECIAL, "<|im_", "end|>", "<tool_", "call>", "<", "\ufdd0", '"', "\\", "\n", "{", "é"]),
     max_size=5,
 ).map("".join)
 objects = st.dictionaries(hostile, st.none() | st.integers() | hostile | st.lists(hostile, max_size=2), max_size=3)
@@ -160,19 +166,17 @@ def test_nothing_of_a_request_becomes_a_control_token(
         assert json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) in rendered
 
 
-FAMILIES = [
-    ("qwen2_vl", load_qwen),
-    ("qwen2_5_vl", load_qwen_2_5),
-    ("qwen3_vl", load_qwen_3),
-    ("qwen3_vl_moe", load_qwen_3),
-    ("kimi_vl", load_kimi),
-    *((f"minicpmv_{version}", load_minicpm) for version in ("2_5", "2_6", "4_0", "4_5")),
-]
+MINICPM = tuple(f"minicpmv_{version}" for version in ("2_5", "2_6", "4_0", "4_5"))
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "kimi_vl", *MINICPM)
 
 
-@pytest.mark.parametrize(("family", "load"), FAMILIES)
-def test_every_family_writes_tools_and_escapes_what_they_hold(family: str, load: Any) -> None:
-    processor = load(Path(GOLDEN) / family)
+def loaded(family: str) -> Any:
+    return resolve(family_of(GOLDEN / family).processor)(GOLDEN / family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_writes_tools_and_escapes_what_they_hold(family: str) -> None:
+    processor = loaded(family)
     names = list(processor.tokenizer.special_ids)
     special = set(processor.tokenizer.special_ids.values())
 
@@ -192,18 +196,18 @@ def test_every_family_writes_tools_and_escapes_what_they_hold(family: str, load:
     assert '{"name": "add", "arguments": {"a": 40}}' in said and "<tool_response>\n42" in said
 
 
-@pytest.mark.parametrize(("family", "load"), FAMILIES)
-def test_every_family_writes_arguments_that_are_text(family: str, load: Any) -> None:
-    processor = load(Path(GOLDEN) / family)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_writes_arguments_that_are_text(family: str) -> None:
+    processor = loaded(family)
     talk = (say("user", "hi"), say("assistant", calls=(ToolCall("add", '{"a": 4'),)), say("tool", "no JSON"))
     chat = processor.apply_chat_template(talk, [], options={}, tools=(ADD,))
     said = processor.detokenize(chat.token_ids.tolist()).decode()
     assert any(f'{{"name": "add", "arguments": {text}}}' in said for text in ('{"a": 4', json.dumps('{"a": 4')))
 
 
-@pytest.mark.parametrize(("family", "load"), FAMILIES)
-def test_reasoning_of_an_earlier_answer_is_for_templates_that_read_it(family: str, load: Any) -> None:
-    processor = load(Path(GOLDEN) / family)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reasoning_of_an_earlier_answer_is_for_templates_that_read_it(family: str) -> None:
+    processor = loaded(family)
 
     def asked(reasoning: str | None) -> bytes:
         talk = (say("user", "hi"), say("assistant", "yes", reasoning=reasoning), say("tool", "so"))
@@ -214,10 +218,10 @@ def test_reasoning_of_an_earlier_answer_is_for_templates_that_read_it(family: st
     assert b"<think>I think</think>yes" in asked("I think\n") and b"<think>" not in asked(None)
 
 
-@pytest.mark.parametrize(("family", "load"), FAMILIES)
-def test_every_family_shows_the_pictures_of_results(family: str, load: Any) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_shows_the_pictures_of_results(family: str) -> None:
     """In the results of which they are a part, whatever others stand beside them."""
-    processor = load(Path(GOLDEN) / family)
+    processor = loaded(family)
     talk = [
         say("user", "hi"),
         say("assistant", calls=(ToolCall("look", {}),) * 3),

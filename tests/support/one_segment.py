@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from models.layers import equal_segments, one_segment
+from models.layers import dense_segments
 
-_attend = one_segment.attend_lengthened
+_attend = dense_segments.attend_lengthened
 
 
 def allow_one_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the shapes allow it. PyTorch's attention on a CPU stands for cuDNN's."""
-    monkeypatch.setattr(one_segment, "MIN_ROWS", 1)
-    monkeypatch.setattr(one_segment, "pays", lambda *_: True)
-    monkeypatch.setattr(one_segment, "_refused", set())
+    monkeypatch.setattr(dense_segments, "MIN_ROWS", 1)
+    monkeypatch.setattr(dense_segments, "pays", lambda *_: True)
+    monkeypatch.setattr(dense_segments, "_refused", set())
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         calls.append(len(qkv))
         return _attend(qkv, cos, sin, cu_seqlens)
 
-    monkeypatch.setattr(one_segment, "attend_lengthened", counted)
+    monkeypatch.setattr(dense_segments, "attend_lengthened", counted)
     return calls
 
 
@@ -35,11 +35,11 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def dense_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each call of the attention of equal segments."""
     calls: list[int] = []
-    attend = equal_segments.attend_equal_segments
+    attend = dense_segments.attend_equal_segments
 
     def counted(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, length: int) -> Tensor:
         calls.append(len(qkv))
         return attend(qkv, rotary, length)
 
-    monkeypatch.setattr(one_segment, "attend_equal_segments", counted)
+    monkeypatch.setattr(dense_segments, "attend_equal_segments", counted)
     return calls

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from models.interfaces.media import Prompt
+from models.qwen_vl.encoder import patch_rows
 from tests.support.chat_golden import generate
 from tests.support.golden import copy_checkpoint
 
@@ -55,7 +56,7 @@ def check_pictures(reference: torch.nn.Module, model: Any, prompt: Prompt, place
     encoder = model.encoder
     expected = reference(
         input_ids=ids,
-        pixel_values=torch.cat([encoder.normalise(encoder.patchify(item, CPU)) for item in prompt.items]),
+        pixel_values=torch.cat([encoder.normalise(patch_rows(item, encoder.config, CPU)) for item in prompt.items]),
         image_grid_thw=torch.stack([torch.from_numpy(item.arrays["grid_thw"]).long() for item in prompt.items]),
         mm_token_type_ids=(ids == placeholder).long(),
     ).logits[0]

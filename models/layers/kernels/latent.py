@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.launch import launch, release_next, wait_for_previous
+from models.layers.kernels.launch import launch, release_next, row_strides, wait_for_previous
 
 
 @triton.jit
@@ -105,10 +105,7 @@ def rotate_and_cache_latent(
         cache,
         slot_mapping,
         eps,
-        q.stride(0),
-        kv.stride(0),
-        cache.stride(0),
-        query.stride(0),
+        *row_strides(q, kv, cache, query),
         QUERY=query.shape[2] - 2 * half,
         HEADS=heads,
         NOPE=width - 2 * half,
@@ -164,8 +161,7 @@ def head_keys(up: Tensor, k_rope: Tensor, nope_dim: int) -> Tensor:
         up,
         k_rope,
         out,
-        up.stride(0),
-        k_rope.stride(0),
+        *row_strides(up, k_rope),
         UP=width,
         HEADS=heads,
         NOPE=nope_dim,

@@ -88,10 +88,5 @@ def dot_precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
-def split_width(width: int) -> tuple[int, int]:
-    """A head dim as one power of two and a padded rest (0 if none): 80 -> (64, 16), 72 -> (64, 16), 12 -> (16, 0)."""
-    if width <= 16:
-        return 16, 0
-    main = 1 << (width.bit_length() - 1)
-    rest = width - main
-    return main, 0 if rest == 0 else max(16, triton.next_power_of_2(rest))
+def row_strides(*tensors: Tensor) -> list[int]:
+    return [tensor.stride(0) for tensor in tensors]

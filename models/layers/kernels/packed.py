@@ -1,5 +1,5 @@
 """Element-wise chains over packed rows. References: models.layers.packed,
-models.layers.one_segment.lengthen and models.layers.rotary.rotary_cos_sin."""
+models.layers.dense_segments.lengthen and models.layers.rotary.rotary_cos_sin."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.layers.dense_segments import FEATURES, far
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
-from models.layers.one_segment import FEATURES, far
 from models.layers.packed import WINDOW
 
 _WINDOW: tl.constexpr = tl.constexpr(WINDOW)

@@ -13,11 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from models.layers.kernels.gpu import current_gpu
-from models.layers.kernels.launch import dot_precision, launch, release_next, split_width, wait_for_previous
+from models.layers.kernels.heads import LOG2_E, head_sizes, values_in_keys
+from models.layers.kernels.launch import launch, release_next, row_strides, wait_for_previous
 from models.layers.kernels.norms import weighted
 from models.layers.norms import QKNorm
 
-_LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 64
 _BLOCK_N = 32
 """Keys that a program reads at a time."""
@@ -335,7 +335,6 @@ def paged_decode_attention(
     out = torch.empty((rows, heads, value_width), device=q.device, dtype=q.dtype)
     if rows == 0:
         return out
-    (d1, d2), (v1, v2) = split_width(width), split_width(value_width)
     wide_heads, full_precision = width > 256, q.dtype == torch.float32
     if splits is None:
         splits = number_of_splits(rows * kv_heads, block_tables.shape[1] * page_size)
@@ -345,10 +344,6 @@ def paged_decode_attention(
     least = 1 if wide_heads else 2
     # A block of wide float32 keys and the queries take 108 KiB: half of it fits GPUs of 99.
     block_n = _BLOCK_N // 2 if heavy == 2 and current_gpu().shared_memory < _HEAVIEST else _BLOCK_N
-    values_in_keys = (
-        v_cache.data_ptr() == k_cache.data_ptr() and v_cache.stride() == k_cache.stride() and value_width == v1 == d1
-    )
-    group = heads // kv_heads
     partial = torch.empty((rows, heads, splits, value_width) if splits > 1 else (0,), device=q.device)
     log_sum = torch.empty((rows, heads, splits) if splits > 1 else (0,), device=q.device)
     launch(
@@ -367,31 +362,17 @@ def paged_decode_attention(
         out,
         partial,
         log_sum,
-        (scale or width**-0.5) * _LOG2_E,
-        q.stride(0),
-        new.k.stride(0),
-        new.v.stride(0),
-        k_cache.stride(0),
-        v_cache.stride(0),
-        block_tables.stride(0),
+        (scale or width**-0.5) * LOG2_E,
+        *row_strides(q, new.k, new.v, k_cache, v_cache, block_tables),
         splits,
         q_norm,
         k_norm,
         eps,
-        Q_HEAD=q.stride(1),
+        **head_sizes(q, k_cache, v_cache),
         NEW_K_HEAD=new.k.stride(1),
         NEW_V_HEAD=new.v.stride(1),
-        K_HEAD=k_cache.stride(1),
-        V_HEAD=v_cache.stride(1),
         KV_HEADS=kv_heads,
-        GROUP=group,
-        BLOCK_G=max(16, triton.next_power_of_2(group)),
-        D=width,
-        DV=value_width,
-        D1=d1,
-        D2=d2,
-        V1=v1,
-        V2=v2,
+        BLOCK_G=max(16, triton.next_power_of_2(heads // kv_heads)),
         PAGE=page_size,
         BLOCK_N=block_n,
         SPLIT=splits > 1,
@@ -399,8 +380,7 @@ def paged_decode_attention(
         NEWEST=current_kv is not None,
         R=2 * cos.shape[1] if new.rotary else 0,
         NORM=new.qk_norm is not None,
-        VALUES_IN_KEYS=values_in_keys,
-        PRECISION=dot_precision(q),
+        VALUES_IN_KEYS=values_in_keys(k_cache, v_cache),
         num_warps=num_warps,
         num_stages=num_stages,
     )

@@ -11,9 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from models.layers.kernels.gpu import current_gpu
-from models.layers.kernels.launch import dot_precision, launch, split_width
+from models.layers.kernels.heads import LOG2_E, head_sizes, values_in_keys
+from models.layers.kernels.launch import launch, row_strides
 
-_LOG2_E = 1.4426950408889634
 _FEW_SEQUENCES, _MANY_SEQUENCES = 32, 256
 """Ends that are read at a time."""
 _MAX_SPLITS = 16
@@ -298,10 +298,6 @@ def paged_prefill_attention(
         splits = number_of_splits(programs, longest, least * block_n, 4 * num_rows * heads * value_width)
     if not 1 <= splits <= _MAX_SPLITS:
         raise ValueError(f"paged prefill attention: {splits} splits, but 1 to {_MAX_SPLITS} are possible")
-    (d1, d2), (v1, v2) = split_width(width), split_width(value_width)
-    values_in_keys = (
-        v_cache.data_ptr() == k_cache.data_ptr() and v_cache.stride() == k_cache.stride() and value_width == v1 == d1
-    )
     out = torch.empty((num_rows, heads, value_width), device=q.device, dtype=q.dtype)
     sequences = seq_lens.shape[0]
     if num_rows == 0:
@@ -322,23 +318,11 @@ def paged_prefill_attention(
         seq_lens,
         num_rows,
         sequences,
-        (scale or width**-0.5) * _LOG2_E,
-        q.stride(0),
-        k_cache.stride(0),
-        v_cache.stride(0),
-        block_tables.stride(0),
+        (scale or width**-0.5) * LOG2_E,
+        *row_strides(q, k_cache, v_cache, block_tables),
         splits,
-        Q_HEAD=q.stride(1),
-        K_HEAD=k_cache.stride(1),
-        V_HEAD=v_cache.stride(1),
+        **head_sizes(q, k_cache, v_cache),
         HEADS=heads,
-        GROUP=group,
-        D=width,
-        DV=value_width,
-        D1=d1,
-        D2=d2,
-        V1=v1,
-        V2=v2,
         PAGE=page_size,
         BLOCK_M=block_m,
         BLOCK_Q=block_q,
@@ -346,8 +330,7 @@ def paged_prefill_attention(
         BLOCK_S=_FEW_SEQUENCES if sequences < _FEW_SEQUENCES else _MANY_SEQUENCES,
         SPLIT=splits > 1,
         LEAST=least,
-        VALUES_IN_KEYS=values_in_keys,
-        PRECISION=dot_precision(q),
+        VALUES_IN_KEYS=values_in_keys(k_cache, v_cache),
         num_warps=num_warps,
         num_stages=num_stages,
     )

@@ -9,12 +9,11 @@ import triton.language as tl
 from torch import Tensor
 
 from models.layers.kernels.gpu import current_gpu
-from models.layers.kernels.launch import dot_precision, launch, release_next, wait_for_previous
+from models.layers.kernels.heads import LOG2_E
+from models.layers.kernels.launch import dot_precision, launch, release_next, row_strides, wait_for_previous
 from models.layers.kernels.norms import weighted
 from models.layers.kernels.paged_decode import CurrentKV, paged_decode_attention
 from models.layers.norms import QKNorm
-
-_LOG2_E = 1.4426950408889634
 
 
 @triton.jit
@@ -148,11 +147,7 @@ def rotate_and_cache(
         slot_mapping,
         q_norm,
         k_norm,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        k_cache.stride(0),
-        v_cache.stride(0),
+        *row_strides(q, k, v, k_cache, v_cache),
         eps,
         Q_HEAD=q.stride(1),
         HEADS=heads,
@@ -293,13 +288,8 @@ def rotary_dense_attention(
         cos,
         sin,
         out,
-        width**-0.5 * _LOG2_E,
-        q.stride(0),
-        q.stride(1),
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
+        width**-0.5 * LOG2_E,
+        *(stride for x in (q, k, v) for stride in x.stride()[:2]),
         Q_HEAD=q.stride(2),
         K_HEAD=k.stride(2),
         V_HEAD=v.stride(2),

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.launch import dot_precision, launch, split_width
+from models.layers.kernels.heads import LOG2_E, head_sizes
+from models.layers.kernels.launch import launch, row_strides
 
-_LOG2_E = 1.4426950408889634
 _FEW_SEGMENTS, _MANY_SEGMENTS = 32, 256
 """Ends that are read at a time: those of a prefill in one warp, those of a video's frames in two turns."""
 _PADDING_TILES = 4
@@ -234,7 +234,6 @@ def varlen_attention(
             f"varlen attention: heads must be contiguous, strides {q.stride()}, {k.stride()}, {v.stride()}"
         )
     block_m, block_n, num_warps, num_stages = tile or _tile(width, q.dtype)
-    (d1, d2), (v1, v2) = split_width(width), split_width(value_width)
     out = torch.empty((num_rows, heads, value_width), device=q.device, dtype=q.dtype)
     segments = cu_seqlens_q.shape[0] - 1
     if num_rows == 0:
@@ -251,27 +250,15 @@ def varlen_attention(
         cu_seqlens_k,
         num_rows,
         segments,
-        (scale or width**-0.5) * _LOG2_E,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        Q_HEAD=q.stride(1),
-        K_HEAD=k.stride(1),
-        V_HEAD=v.stride(1),
+        (scale or width**-0.5) * LOG2_E,
+        *row_strides(q, k, v),
+        **head_sizes(q, k, v),
         HEADS=heads,
-        GROUP=heads // k.shape[1],
-        D=width,
-        DV=value_width,
-        D1=d1,
-        D2=d2,
-        V1=v1,
-        V2=v2,
         CAUSAL=causal,
         SHORT=short,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         BLOCK_S=_FEW_SEGMENTS if short or segments < _FEW_SEGMENTS else _MANY_SEGMENTS,
-        PRECISION=dot_precision(q),
         num_warps=num_warps,
         num_stages=num_stages,
     )

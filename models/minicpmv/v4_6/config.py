@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from models.checkpoints.published import preprocessor_fields, read_config, section_of, token_id
+from models.checkpoints.published import preprocessor_fields, read_config, require_fields, section_of, token_id
 from models.interfaces.errors import CheckpointError
-from models.minicpmv.config import VisionConfig, one_value
+from models.minicpmv.config import VisionConfig, one_value, vision_config
 from models.minicpmv.slicing import SliceRule
 from models.qwen_vl.v3_5.config import text_fields
 
@@ -17,7 +17,7 @@ _VISION_FIELDS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "patch_size", "image_size"),
     *("layer_norm_eps", "hidden_act"),
 )
-_TOWER_FIXED: Mapping[str, Any] = {"hidden_act": "gelu_pytorch_tanh", "window_kernel_size": [2, 2]}
+_TOWER_FIXED: Mapping[str, Any] = {"window_kernel_size": [2, 2]}
 _TEXT_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")
 _TOP_FIXED: Mapping[str, Any] = {"merge_kernel_size": [2, 2], "merger_times": 1}
 _PROCESSOR_FIXED: Mapping[str, Any] = {"slice_mode": True, "stack_frames": 1}
@@ -75,8 +75,8 @@ def load_config(directory: Path) -> MiniCPMV46Config:
     vision = section_of(config, "vision_config")
     if missing := [name for name in _VISION_FIELDS if vision.get(name) is None]:
         raise CheckpointError(f"{directory}: config.json: fields of vision_config are missing: {missing}")
-    _check("config.json: vision_config", vision, _TOWER_FIXED)
-    _check("config.json", config, _TOP_FIXED)
+    require_fields("config.json: vision_config.", vision, _TOWER_FIXED)
+    require_fields("config.json: ", config, _TOP_FIXED)
     where, images = preprocessor_fields(directory, "image_processor", "preprocessor_config.json")
     video_place, videos = preprocessor_fields(directory, "video_processor", "video_preprocessor_config.json")
     mode = images.get("downsample_mode") or config.get("downsample_mode") or "16x"
@@ -95,15 +95,7 @@ def load_config(directory: Path) -> MiniCPMV46Config:
     text = text_fields(directory, {**section_of(config, "text_config"), **_shared(config)})
     try:
         return MiniCPMV46Config(
-            vision=VisionConfig(
-                hidden_size=int(vision["hidden_size"]),
-                intermediate_size=int(vision["intermediate_size"]),
-                num_layers=int(vision["num_hidden_layers"]),
-                num_heads=int(vision["num_attention_heads"]),
-                patch_size=patch,
-                table_side=int(vision["image_size"]) // patch,
-                norm_eps=float(vision["layer_norm_eps"]),
-            ),
+            vision=vision_config(vision),
             merge=merge,
             insert_layer=insert,
             canvas=config.get("model_type") == "minicpmv4_7",
@@ -121,7 +113,7 @@ def load_config(directory: Path) -> MiniCPMV46Config:
 
 def _media_rule(where: str, fields: Mapping[str, Any], patch: int, merge: int) -> MediaRule:
     """Sides of slices are whole numbers of squares of 4 x 4 patches (4x mode: 2 x 2)."""
-    _check(where, {"patch_size": patch, **fields}, {**_PROCESSOR_FIXED, "patch_size": patch})
+    require_fields(f"{where}: ", fields, {**_PROCESSOR_FIXED, "patch_size": patch})
     slicing = SliceRule(
         int(fields.get("scale_resolution") or 448), patch * merge, int(fields.get("max_slice_nums") or 9)
     )
@@ -133,9 +125,3 @@ def _shared(config: Mapping[str, Any]) -> dict[str, Any]:
     text = section_of(config, "text_config")
     rope = {"mrope_section": list(_SECTION), **(text.get("rope_parameters") or {}), "mrope_interleaved": True}
     return {"rope_parameters": rope, "tie_word_embeddings": bool(config.get("tie_word_embeddings", False))}
-
-
-def _check(where: str, fields: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    for name, value in expected.items():
-        if fields.get(name, value) != value:
-            raise CheckpointError(f"{where}: {name} is {fields[name]!r}, expected {value!r}")

@@ -6,10 +6,9 @@ views: attention inside a slice does not depend on the order of its patches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import cast
 
 import numpy as np
 import torch
@@ -18,24 +17,12 @@ from torch import Tensor, nn
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
 from models.interfaces.rule import Rule, qkv_rules, renamed
-from models.layers.mlp import MLP, Activation
-from models.layers.packed import WINDOW, byte_lookup, layer_norm, window_attention
-from models.layers.tower import TowerBlock, run_tower
-from models.minicpmv.encoder import SLICES, byte_values, cumulative, cut, in_squares, part_of, patch_rows, slice_grids
-from models.minicpmv.tower import Tower, tower_rules
+from models.layers.mlp import Merger
+from models.layers.packed import WINDOW, layer_norm, window_attention
+from models.layers.tower import run_tower
+from models.minicpmv.encoder import SLICES, SliceEncoder, cumulative, cut, in_squares, part_of, patch_rows
+from models.minicpmv.tower import tower_rules
 from models.minicpmv.v4_6.config import MiniCPMV46Config
-
-
-class Merger(nn.Module):
-    """Windows of rows [windows, WINDOW * hidden_size] -> [windows, out_features]."""
-
-    def __init__(self, hidden_size: int, inner: int, out: int, activation: Activation, eps: float) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WINDOW * hidden_size, eps=eps)
-        self.mlp = MLP(WINDOW * hidden_size, inner, activation, out_features=out)
-
-    def forward(self, windows: Tensor) -> Tensor:
-        return self.mlp(layer_norm(windows, self.norm))
 
 
 class WindowMerger(nn.Module):
@@ -48,17 +35,18 @@ class WindowMerger(nn.Module):
         self.attention_norm = nn.LayerNorm(vision.hidden_size, eps=vision.norm_eps)
         self.qkv = nn.Linear(vision.hidden_size, 3 * vision.hidden_size)
         self.out = nn.Linear(vision.hidden_size, vision.hidden_size)
-        sizes = vision.hidden_size, WINDOW * vision.intermediate_size, vision.hidden_size
-        self.merge = Merger(*sizes, "gelu_tanh", vision.norm_eps)
+        width, inner = WINDOW * vision.hidden_size, WINDOW * vision.intermediate_size
+        norm = nn.LayerNorm(width, eps=vision.norm_eps)
+        self.merge = Merger(norm, width, vision.hidden_size, inner, "gelu_tanh")
 
     def forward(self, x: Tensor, normed: Tensor) -> Tensor:
         """x and attention_norm(x) [P, hidden_size] -> [P / WINDOW, hidden_size]."""
         x = x + self.out(window_attention(self.qkv(normed), self.num_heads))
         windows = x.view(-1, WINDOW, x.shape[1])
-        return windows.mean(dim=1) + self.merge(windows.flatten(1))
+        return windows.mean(dim=1) + self.merge(layer_norm(windows.flatten(1), self.merge.norm))
 
 
-class MiniCPMV46Encoder(nn.Module):
+class MiniCPMV46Encoder(SliceEncoder):
     """VisionEncoder of MiniCPM-V 4.6 and 4.7. Buffers of a bucket of P patches, a multiple of 16, and S slices: pixels
     uint8 [P, 3 * patch_size^2], a patch as (y, x, channel); position_ids int32 [P]; cu_slices int32 [S + 1], its tail
     repeating the total. Embeddings: a row for each square of 4^2 patches, in 4x mode of 2^2, row by row.
@@ -67,22 +55,12 @@ class MiniCPMV46Encoder(nn.Module):
     bucket holds items of both modes.
     """
 
-    name = "vision_encoder"
-    byte_values: Tensor
-
     def __init__(self, config: MiniCPMV46Config) -> None:
-        super().__init__()
+        super().__init__(config.vision, config.pixel_mean, config.pixel_std)
         self.config, vision = config, config.vision
-        self.tower = Tower(vision)
         self.window_merger = WindowMerger(config)
-        inner = WINDOW * vision.hidden_size
-        self.merger = Merger(vision.hidden_size, inner, config.hidden_size, "gelu", vision.norm_eps)
-        self.register_buffer("byte_values", byte_values(config.pixel_mean, config.pixel_std), persistent=False)
-
-    def prepare(self) -> None:
-        """Constants of the loaded weights."""
-        self.tower.prepare()
-        self.byte_values = self.byte_values.to(self.tower.patch_embedding.weight.dtype)
+        width = WINDOW * vision.hidden_size
+        self.merger = Merger(nn.LayerNorm(width, eps=vision.norm_eps), width, config.hidden_size)
 
     def default_buckets(self) -> list[Bucket]:
         return self._buckets(self.config.merge)
@@ -105,10 +83,6 @@ class MiniCPMV46Encoder(nn.Module):
             for patches, slices in sorted(sizes.items())
         ]
 
-    def dense_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
-        """None: a slice is too small."""
-        return []
-
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         patches = bucket["patches"]
         return {
@@ -118,12 +92,12 @@ class MiniCPMV46Encoder(nn.Module):
         }
 
     def required(self, items: Sequence[MediaItem]) -> Bucket:
-        lengths = [rows * columns for rows, columns in self._grids(items)]
+        lengths = [rows * columns for rows, columns in self.grids(items)]
         slices = _slices(len(lengths), merge_of(items[0]))
         return {"patches": sum(lengths), **slices, "max_seqlen": max(lengths)}
 
     def plan(self, items: Sequence[MediaItem]) -> Plan:
-        grids, side, merge = self._grids(items), self.config.vision.table_side, merge_of(items[0])
+        grids, side, merge = self.grids(items), self.config.vision.table_side, merge_of(items[0])
         cu_slices = cumulative([rows * columns for rows, columns in grids])
         arrays = {
             "position_ids": np.concatenate([_position_ids(*grid, side, merge) for grid in grids]),
@@ -140,16 +114,15 @@ class MiniCPMV46Encoder(nn.Module):
         patches = min(limit["patches"], SLICES[-1] * side * (side + merge))  # of the mode's largest bucket
         if item.num_sequences == 1 or (item.num_patches <= patches and item.num_sequences <= slices):
             return [item]
-        lengths = np.array([rows * columns for rows, columns in self._grids([item])])
+        lengths = np.array([rows * columns for rows, columns in self.grids([item])])
         places = cut(np.stack((lengths, np.ones_like(lengths)), axis=1), (patches, slices))
         parts = [part_of(item, first, end, self.config.vision.patch_size) for first, end in places]
         return [replace(part, num_embeds=part.num_patches // merge**2) for part in parts]
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         cu_slices, longest, tower = buffers["cu_slices"], bucket["max_seqlen"], self.tower
-        patches = byte_lookup(buffers["pixels"], self.byte_values[None], tower.patch_embedding.in_features)
-        x = tower.embed(patches, buffers["position_ids"])
-        blocks = cast("Sequence[TowerBlock]", tower.layers)
+        x = tower.embed(self.patches(buffers["pixels"]), buffers["position_ids"])
+        blocks = tower.layers
         if not bucket["fine_sequences"]:
             last = self.config.insert_layer + 1
             # run_tower leaves the sum in x that it returns the norm of.
@@ -157,10 +130,7 @@ class MiniCPMV46Encoder(nn.Module):
             x = self.window_merger(x, normed)
             blocks, cu_slices, longest = blocks[last:], cu_slices // WINDOW, -(-longest // WINDOW)
         hidden = run_tower(blocks, x, tower.final_norm, None, cu_slices, longest)
-        return {"embeds": self.merger(hidden.view(-1, WINDOW * hidden.shape[1]))}
-
-    def _grids(self, items: Iterable[MediaItem]) -> list[tuple[int, int]]:
-        return slice_grids(items, self.config.vision.patch_size)
+        return {"embeds": self.merger(layer_norm(hidden.view(-1, self.merger.width), self.merger.norm))}
 
 
 def merge_of(item: MediaItem) -> int:

@@ -24,6 +24,7 @@ from models.interfaces.media import (
     media_digest,
 )
 from models.interfaces.resizing import FrameResizer
+from models.minicpmv.processor import REFUSED_OPTIONS
 from models.minicpmv.slicing import Cut, SlicedPicture, SliceRule, slice_picture, slice_sizes
 from models.minicpmv.v4_6.config import MODES, MiniCPMV46Config, load_config
 from models.minicpmv.v4_6.positions import Frame, canvas_positions
@@ -77,6 +78,8 @@ class MiniCPMV46Processor(TextProcessor):
     An item's frames are its slices: of each picture or frame the overview, then the crops row by row. Its array: grid
     int32 [2], rows and columns of crops, 0 without.
     """
+
+    refused_options = REFUSED_OPTIONS
 
     def __init__(
         self, config: MiniCPMV46Config, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
@@ -135,11 +138,6 @@ class MiniCPMV46Processor(TextProcessor):
         assert isinstance(slicer, FrameSlicer)
         slices = tuple(one for frame in frames for one in slicer.slices(frame))
         return self._item("video", SlicedPicture(slices, slicer.grid))
-
-    def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        if options.get("add_vision_id"):
-            raise InputError("add_vision_id", "MiniCPM-V numbers pictures by a rule of its own")
-        return super().template_arguments(options)
 
     def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
         """The template joins the parts of a content by line breaks, so texts stay parts."""

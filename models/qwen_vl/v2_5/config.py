@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.checkpoints.published import read_config
+from models.checkpoints.published import read_config, require_fields
 from models.interfaces.errors import CheckpointError
-from models.qwen_vl.config import Qwen2VLConfig, VisionConfig, config_of
+from models.qwen_vl.config import Qwen2VLConfig, VisionConfig, config_of, tower_config
 
-_DEPTH, _NUM_HEADS, _WINDOW_SIZE = 32, 16, 112
-_INTERMEDIATE_SIZE, _OUT_HIDDEN_SIZE = 3420, 3584
+_INTERMEDIATE_SIZE, _WINDOW_SIZE = 3420, 112
 _FULL_ATTENTION_BLOCKS = (7, 15, 23, 31)
 
 
@@ -45,22 +44,11 @@ def load_config(directory: Path) -> Qwen25VLConfig:
 
 
 def _tower(config: Mapping[str, Any]) -> VisionConfig:
-    """Fields that are absent have the published class's values, as in Qwen2-VL. The class's hidden_size is that of no
-    checkpoint, so it must be there. A width that is not the files' is refused with the tensors."""
-    activation = config.get("hidden_act", "silu")
-    if activation != "silu":
-        raise CheckpointError(f"config.json: vision_config.hidden_act {activation!r}, expected 'silu'")
-    return VisionConfig(
-        depth=int(config.get("depth", _DEPTH)),
-        hidden_size=int(config["hidden_size"]),
-        num_heads=int(config.get("num_heads", _NUM_HEADS)),
-        intermediate_size=int(config.get("intermediate_size", _INTERMEDIATE_SIZE)),
-        out_features=int(config.get("out_hidden_size", _OUT_HIDDEN_SIZE)),
-        channels=int(config.get("in_channels", config.get("in_chans", 3))),
-        patch_size=int(config.get("patch_size", 14)),
-        temporal_patch_size=int(config.get("temporal_patch_size", 2)),
-        merge_size=int(config.get("spatial_merge_size", 2)),
-    )
+    """The published class's hidden_size is that of no checkpoint, so it must be there. A width that is not the files'
+    is refused with the tensors."""
+    require_fields("config.json: vision_config.", config, {"hidden_act": "silu"})
+    intermediate_size = int(config.get("intermediate_size", _INTERMEDIATE_SIZE))
+    return tower_config(config, int(config["hidden_size"]), intermediate_size, config.get("out_hidden_size"))
 
 
 def _window(config: Mapping[str, Any], factor: int) -> int:

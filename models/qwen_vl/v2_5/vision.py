@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
+from models.layers.mlp import Merger
 from models.layers.norms import RMSNorm
 from models.layers.rms_tower import RMSTowerBlock, run_rms_tower
 from models.layers.rotary import rotary_cos_sin
-from models.qwen_vl.encoder import NORM_EPS, Merger, PatchEncoder
+from models.qwen_vl.encoder import NORM_EPS, PatchEncoder, block_coordinates
 from models.qwen_vl.items import grid_of
-from models.qwen_vl.patches import block_coordinates
 from models.qwen_vl.v2_5.config import Qwen25VLConfig
 
 _INNER_MULTIPLE = 128
@@ -86,7 +86,7 @@ class Qwen25VLEncoder(PatchEncoder):
             RMSTowerBlock(vision.hidden_size, vision.intermediate_size, vision.num_heads, NORM_EPS)
             for _ in range(vision.depth)
         )
-        self.merger = Merger(vision, RMSNorm(vision.hidden_size, NORM_EPS))
+        self.merger = Merger(RMSNorm(vision.hidden_size, NORM_EPS), vision.merged_size, vision.out_features)
 
     def align(self) -> None:
         """Pads the tower's intermediate_size to a size that GEMMs read fast. Call once after loading."""
@@ -145,8 +145,7 @@ class Qwen25VLEncoder(PatchEncoder):
         frames = buffers["cu_seqlens"], bucket["max_seqlen"]
         windows = buffers["cu_window_seqlens"], self.window**2 * self.config.merged_patches
         segments = [frames if index in self.full_attention else windows for index in range(self.config.depth)]
-        blocks = cast("Sequence[RMSTowerBlock]", self.blocks)
-        merged = self.merger(run_rms_tower(blocks, x, self.merger.norm, rotary, segments))
+        merged = self.merger(run_rms_tower(self.blocks, x, self.merger.norm, rotary, segments))
         return {"embeds": merged.index_select(0, buffers["reverse_index"])}
 
     def _in_window_order(self, pixels: Tensor, window_index: Tensor) -> Tensor:

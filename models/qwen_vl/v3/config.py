@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.checkpoints.published import preprocessor_fields, read_config, require_text_fields, section_of, token_id
+from models.checkpoints.published import (
+    preprocessor_fields,
+    read_config,
+    require_fields,
+    require_text_fields,
+    section_of,
+    token_id,
+)
 from models.interfaces.errors import CheckpointError
 from models.qwen_vl.config import ImageSettings, VisionConfig, check_tower, image_settings, mrope_section
 from models.qwen_vl.v3.videos import FrameRule
@@ -111,8 +118,7 @@ def _experts(text: Mapping[str, Any]) -> ExpertSizes | None:
     count = text.get("num_experts", text.get("num_local_experts"))
     if count is None:
         return None
-    if text.get("norm_topk_prob", True) is not True:
-        raise CheckpointError(f"config.json: text_config.norm_topk_prob is {text['norm_topk_prob']!r}, expected True")
+    require_fields("config.json: text_config.", text, {"norm_topk_prob": True})
     return ExpertSizes(
         count=int(count),
         top_k=int(text["num_experts_per_tok"]),
@@ -138,9 +144,7 @@ def _dense_layers(text: Mapping[str, Any]) -> frozenset[int]:
 
 
 def _tower(config: Mapping[str, Any]) -> TowerConfig:
-    activation = config["hidden_act"]
-    if activation != "gelu_pytorch_tanh":
-        raise CheckpointError(f"config.json: vision_config.hidden_act {activation!r}, expected 'gelu_pytorch_tanh'")
+    require_fields("config.json: vision_config.", config, {"hidden_act": "gelu_pytorch_tanh"}, needed=True)
     vision = VisionConfig(
         depth=int(config["depth"]),
         hidden_size=int(config["hidden_size"]),

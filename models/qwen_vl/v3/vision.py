@@ -1,6 +1,6 @@
 """The vision tower of Qwen3-VL with its mergers, as a capturable encoder.
 
-Rows are patches in the order of models/qwen_vl/patches.py. A learned position table is interpolated to each grid, and
+Rows are patches in the order of models/qwen_vl/encoder.py. A learned position table is interpolated to each grid, and
 the outputs of some blocks become features of the language model's first layers (DeepStack, arXiv:2406.04334).
 """
 
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
-from models.layers.equal_segments import bounds
-from models.layers.packed import add_table_rows
+from models.layers.dense_segments import bounds
+from models.layers.mlp import Merger
+from models.layers.packed import add_table_rows, layer_norm
 from models.layers.rotary import rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
 from models.qwen_vl.config import ImageSettings
-from models.qwen_vl.encoder import NORM_EPS, Merger, PatchEncoder
+from models.qwen_vl.encoder import NORM_EPS, PatchEncoder, block_coordinates
 from models.qwen_vl.items import grid_of
-from models.qwen_vl.patches import block_coordinates
 from models.qwen_vl.v3.config import TowerConfig
 
 _CACHED_GRIDS = 64
@@ -57,10 +57,10 @@ class Qwen3VLEncoder(PatchEncoder):
             TowerBlock(vision.hidden_size, vision.intermediate_size, vision.num_heads, "gelu_tanh", NORM_EPS)
             for _ in range(vision.depth)
         )
-        self.merger = Merger(vision, nn.LayerNorm(vision.hidden_size, eps=NORM_EPS))
-        merged_size = self.merger.merged_size
+        merged = vision.merged_size, vision.out_features
+        self.merger = Merger(nn.LayerNorm(vision.hidden_size, eps=NORM_EPS), *merged)
         self.deepstack = nn.ModuleList(
-            Merger(vision, nn.LayerNorm(merged_size, eps=NORM_EPS), norm_after=True) for _ in config.deepstack
+            Merger(nn.LayerNorm(vision.merged_size, eps=NORM_EPS), *merged) for _ in config.deepstack
         )
 
     def plan(self, items: Sequence[MediaItem]) -> Plan:
@@ -93,11 +93,11 @@ class Qwen3VLEncoder(PatchEncoder):
 
         def take(block: int, hidden: Tensor) -> None:
             if block in levels:
-                features.append(levels[block](hidden))
+                merger = cast("Merger[nn.LayerNorm]", levels[block])
+                features.append(merger(layer_norm(hidden.view(-1, merger.width), merger.norm)))
 
-        blocks = cast("Sequence[TowerBlock]", self.blocks)
         cu_seqlens, max_seqlen = bounds(buffers["cu_seqlens"], bucket), bucket["max_seqlen"]
-        normed = run_tower(blocks, x, self.merger.norm, rotary, cu_seqlens, max_seqlen, after=take)
+        normed = run_tower(self.blocks, x, self.merger.norm, rotary, cu_seqlens, max_seqlen, after=take)
         return {"embeds": torch.cat((self.merger(normed), *features), dim=1)}
 
 

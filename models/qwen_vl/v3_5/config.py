@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from models.checkpoints.published import read_config, require_text_fields, section_of
+from models.checkpoints.published import read_config, require_fields, require_text_fields, section_of
 from models.interfaces.errors import CheckpointError
 from models.qwen_vl.v3.config import Qwen3VLConfig, config_of
 
@@ -43,11 +43,10 @@ def load_config(directory: Path) -> Qwen3VLConfig:
 def text_fields(directory: Path, text: Mapping[str, Any]) -> dict[str, Any]:
     """The checked text_config of a config.json, with layer_types and intermediate_size. CheckpointError names the
     field."""
-    for name, value in _FIXED.items():
-        if text.get(name) not in (None, value):
-            raise CheckpointError(f"config.json: text_config.{name} is {text[name]!r}, expected {value!r}")
-    required = _TEXT_FIELDS if text.get("num_experts") is None else (*_TEXT_FIELDS, "shared_expert_intermediate_size")
-    if missing := [name for name in required if text.get(name) is None]:
+    named = {name: value for name, value in text.items() if value is not None}
+    require_fields("config.json: text_config.", named, _FIXED)
+    required = (*_TEXT_FIELDS, *(("shared_expert_intermediate_size",) if "num_experts" in named else ()))
+    if missing := [name for name in required if name not in named]:
         raise CheckpointError(f"{directory}: config.json: fields of the language model are missing: {missing}")
     if text["linear_num_value_heads"] % text["linear_num_key_heads"]:
         raise CheckpointError(

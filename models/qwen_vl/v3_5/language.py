@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from models.interfaces.capturable import BufferSpec
-from models.interfaces.rule import Rule
+from models.interfaces.rule import Rule, renamed
 from models.layers.block import ExpertLayout, add_and_norm, block_rules, swiglu_rules
-from models.layers.decoder import DecoderConfig, TokenDecoder
+from models.layers.decoder import DecoderConfig, TokenDecoder, token_rules
 from models.layers.deferred_norm import Normed
 from models.layers.gated_attention import GatedAttention
 from models.layers.gated_delta import CONV_WIDTH, GatedDeltaConfig, GatedDeltaNet
@@ -189,15 +189,12 @@ class HybridDecoder(TokenDecoder):
 
 def hybrid_rules(config: HybridConfig, layout: ExpertLayout) -> list[Rule]:
     """Rules for a HybridDecoder named "decoder"."""
-    published, ours = "model.language_model.", "decoder."
-    layer, our_layer, delta = f"{published}layers.{{i}}.", f"{ours}layers.{{i}}.", config.delta
+    published = "model.language_model."
+    layer, our_layer, delta = f"{published}layers.{{i}}.", "decoder.layers.{i}.", config.delta
     linear, our_linear = f"{layer}linear_attn.", f"{our_layer}delta."
     inner, heads = delta.value_heads * delta.value_dim, delta.value_heads
     return [
-        Rule(f"{published}embed_tokens.weight", f"{ours}embed_tokens.weight"),
-        Rule(f"{published}embed_tokens.weight", f"{ours}tied_head", shared=True),
-        Rule(f"{published}norm.weight", f"{ours}norm.weight"),
-        Rule("lm_head.weight", f"{ours}head.weight"),
+        *token_rules(published, "lm_head.weight"),
         *layer_rules(config, layer, our_layer, layout),
         Rule(f"{linear}in_proj_qkv.weight", f"{our_linear}in_qkvz.weight", rows=(0, delta.channels)),
         Rule(f"{linear}in_proj_z.weight", f"{our_linear}in_qkvz.weight", rows=(delta.channels, delta.channels + inner)),
@@ -215,10 +212,8 @@ def drafter_rules(config: HybridConfig, layout: ExpertLayout) -> list[Rule]:
     """Rules for the drafter of a HybridDecoder named "decoder"."""
     published, ours = "mtp.", "decoder.drafter."
     return [
-        Rule(f"{published}fc.weight", f"{ours}joined.weight"),
-        Rule(f"{published}pre_fc_norm_embedding.weight", f"{ours}embedding_norm.weight"),
-        Rule(f"{published}pre_fc_norm_hidden.weight", f"{ours}hidden_norm.weight"),
-        Rule(f"{published}norm.weight", f"{ours}norm.weight"),
+        *renamed(published, ours, {"pre_fc_norm_embedding": "embedding_norm", "pre_fc_norm_hidden": "hidden_norm"}),
+        *renamed(published, ours, {"fc": "joined", "norm": "norm"}),
         *layer_rules(config, f"{published}layers.0.", f"{ours}layer.", layout),
     ]
 

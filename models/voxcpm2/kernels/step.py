@@ -8,8 +8,6 @@ unconditional one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import triton
 import triton.language as tl
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 from models.layers.adapters import Lora
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.norms import RMSNorm
+from models.protocol import State
 from models.voxcpm2.network import FlowSolver, VoxCPM2Network, project
 from models.voxcpm2.rows import StepInputs
 
@@ -136,7 +135,7 @@ def _step_inputs_kernel(
     tl.store(normed_ptr + place, _normed_row(x, norm, eps, WIDTH, kind), mask=here)
 
 
-def step_inputs(slots: Tensor, network: VoxCPM2Network, state: Mapping[str, Tensor], page_size: int) -> StepInputs:
+def step_inputs(slots: Tensor, network: VoxCPM2Network, state: State, page_size: int) -> StepInputs:
     """models.voxcpm2.rows.step_inputs."""
     encoder = network.feat_encoder
     rotary, special = (network.cos, network.sin), encoder.special_token.view(-1)
@@ -145,7 +144,7 @@ def step_inputs(slots: Tensor, network: VoxCPM2Network, state: Mapping[str, Tens
 
 
 def launch_step_inputs(
-    state: Mapping[str, Tensor],
+    state: State,
     slots: Tensor,
     page_size: int,
     rotary: tuple[Tensor, Tensor],
@@ -170,12 +169,7 @@ def launch_step_inputs(
         _step_inputs_kernel,
         (rows, 1 + frames),
         slots,
-        state["active"],
-        state["length"],
-        state["seed"],
-        state["step"],
-        state["block_table"],
-        state["last_patch"],
+        *(state[name] for name in ("active", "length", "seed", "step", "block_table", "last_patch")),
         *rotary,
         special,
         projection.weight,
@@ -320,12 +314,7 @@ class FlowTokens:
     time, previous patch (P), patch (P)], and the same normed for the first layer."""
 
     def __init__(
-        self,
-        state: Mapping[str, Tensor],
-        slots: Tensor,
-        condition_projection: nn.Linear,
-        projection: nn.Linear,
-        norm: RMSNorm,
+        self, state: State, slots: Tensor, condition_projection: nn.Linear, projection: nn.Linear, norm: RMSNorm
     ) -> None:
         patches, hidden_size = state["last_patch"], projection.out_features
         self._state, self._slots = state, slots
@@ -449,13 +438,7 @@ def _settle_kernel(
 
 
 def settle(
-    state: Mapping[str, Tensor],
-    slots: Tensor,
-    x: Tensor,
-    velocity: Tensor,
-    step_size: float,
-    hidden: Tensor,
-    stop: Tensor,
+    state: State, slots: Tensor, x: Tensor, velocity: Tensor, step_size: float, hidden: Tensor, stop: Tensor
 ) -> Tensor:
     """The last Euler step, the stop head and the slots' state.
 
@@ -468,12 +451,7 @@ def settle(
         _settle_kernel,
         (rows,),
         slots,
-        state["active"],
-        state["step"],
-        state["min_patches"],
-        state["max_patches"],
-        state["cfg"],
-        state["last_patch"],
+        *(state[name] for name in ("active", "step", "min_patches", "max_patches", "cfg", "last_patch")),
         x,
         velocity,
         hidden,
@@ -493,7 +471,7 @@ def make_patch(
     slots: Tensor,
     network: VoxCPM2Network,
     solver: FlowSolver,
-    state: Mapping[str, Tensor],
+    state: State,
     noise: Tensor,
     lm: Tensor,
     residual: Tensor,

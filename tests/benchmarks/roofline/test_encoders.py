@@ -32,7 +32,7 @@ def test_every_familys_pictures_have_a_least_time(tmp_path: Path, name: str) -> 
         (plan,) = plans_of(tower, [item], tower.default_buckets()[-1])
         bucket = fitting_bucket(tower.default_buckets(), plan)
         assert all(bucket[size] >= needed for size, needed in plan.required.items())
-        least.append(encoder_floor(name, tower, plan, item.num_embeds))
+        least.append(encoder_floor(tower, plan, item.num_embeds))
     # An H100 takes longer than a fifth of a millisecond to read any tower of pictures.
     assert (1e-4 if hears else 2e-4) < least[0] < least[1] < 1
 
@@ -44,7 +44,7 @@ def test_the_least_time_of_half_a_minute_of_audio(tmp_path: Path) -> None:
         tower = load(directory, torch.device("meta")).encoder
         (item,) = audio(30)[1](resolve(family_of(directory).processor)(directory))
         (plan,) = plans_of(tower, [item], tower.default_buckets()[-1])
-        assert encoder_floor(name, tower, plan, 0) == pytest.approx(30 * giga * 1e9 / FLOPS, rel=1e-2)
+        assert encoder_floor(tower, plan, 0) == pytest.approx(30 * giga * 1e9 / FLOPS, rel=1e-2)
 
 
 def test_the_least_time_of_a_tower_that_merges_on_its_way(tmp_path: Path) -> None:
@@ -54,5 +54,5 @@ def test_the_least_time_of_a_tower_that_merges_on_its_way(tmp_path: Path) -> Non
     tower = load(directory, torch.device("meta")).encoder
     for (label, build), tera in zip(WORK["minicpmv_4_6"], (0.480, 3.33, 4.34, 30.7), strict=True):
         plans = plans_of(tower, build(processor), tower.default_buckets()[-1])
-        least = sum(encoder_floor("minicpmv_4_6", tower, plan, 0) for plan in plans)
+        least = sum(encoder_floor(tower, plan, 0) for plan in plans)
         assert least == pytest.approx(tera * 1e12 / FLOPS, rel=2e-3), label

@@ -227,7 +227,7 @@ def test_bad_configurations_are_refused_by_name(tmp_path: Path, config: str, sai
 def test_files_that_are_missing_or_pickled_are_refused(tmp_path: Path) -> None:
     weights = changed(tmp_path) / "bad" / "lora_weights.safetensors"
     weights.write_bytes(b"no safetensors")
-    with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
+    with pytest.raises(CheckpointError, match="cannot be read: "):
         start(tmp_path)
     weights.rename(weights.with_suffix(".ckpt"))
     with pytest.raises(CheckpointError, match=r"lora_weights.ckpt: pickled weights are not read; convert them to"):

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from models.interfaces.media import VideoFrames, VideoMetadata
-from models.layers.packed import add_table_rows, byte_lookup
+from models.layers.packed import add_table_rows
+from models.qwen_vl.encoder import patch_rows
 from models.qwen_vl.positions import frame_pair_seconds, time_positions
 from tests.models.families.family import ALL, CPU, FAMILIES, IN_FULL, QWEN, Family, families
 from tests.support.chat_golden import encode, fill, generate, largest_difference
@@ -32,7 +33,7 @@ def test_pixels_of_the_qwen_families_are_exact(family: Family) -> None:
     for name in family.packs:
         (item,) = family.items(name)
         assert [item.arrays["grid_thw"].tolist()] == expected[f"{name}.grid_thw"].tolist()
-        rows = encoder.patchify(item, CPU)
+        rows = patch_rows(item, encoder.config, CPU)
         if f"{name}.pixel_sha256" in expected:
             assert hashlib.sha256(rows.numpy().tobytes()).digest() == bytes(expected[f"{name}.pixel_sha256"].tolist())
         if f"{name}.pixel_u8" in expected:
@@ -104,15 +105,14 @@ MINICPM = tuple(name for name in ALL if FAMILIES[name].version)
 @pytest.mark.parametrize("family", families(*MINICPM, quick=("minicpmv_4_5",)))
 def test_positions_and_tower_of_minicpmv(family: Family) -> None:
     encoder = family.model.encoder
-    assert torch.equal(encoder.byte_values, family.expected["norm_table"])
+    assert torch.equal(encoder.byte_values[0], family.expected["norm_table"])
     for name in family.packs:
         plan = encoder.plan(family.items(name))
         assert plan.arrays["position_ids"].tolist() == family.of(name, "tower_position_ids").tolist()
         if f"prompt.{name}.tower_hidden" not in family.expected:
             continue
         buffers = {buffer: torch.from_numpy(array) for buffer, array in plan.arrays.items()}
-        pixels, width = torch.cat(plan.tensors["pixels"]), encoder.tower.patch_embedding.in_features
-        patches = byte_lookup(pixels, encoder.byte_values[None], width)
+        patches = encoder.patches(torch.cat(plan.tensors["pixels"]))
         hidden = encoder.tower(patches, buffers["position_ids"], buffers["cu_slices"], plan.required["max_seqlen"])
         assert largest_difference(hidden, family.of(name, "tower_hidden")) <= family.embeds_tolerance
 

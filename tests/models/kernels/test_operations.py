@@ -14,6 +14,7 @@ from torch import Tensor
 
 from models.interfaces.resizing import bicubic_weights
 from models.layers.attention import paged_decode_attention, rotary_paged_decode_attention, varlen_attention
+from models.layers.dense_segments import lengthen
 from models.layers.fused import quantize, rotary_dense_attention, sigmoid_mul, silu_mul
 from models.layers.gated_delta import causal_conv, delta_chunks, delta_step, gated_norm, pending_conv
 from models.layers.gemm import gemm, gemm_add_norm, gemv, narrow_gemm
@@ -39,7 +40,6 @@ from models.layers.kv_cache import StateRows
 from models.layers.mla import head_keys, rotate_and_cache_latent
 from models.layers.moe import combine, expert_places, route, router_logits, spread_rows
 from models.layers.norms import QKNorm, add_rms_norm, rms_norm
-from models.layers.one_segment import lengthen
 from models.layers.op import FALLBACKS, CannotLaunch
 from models.layers.packed import add_table_rows, byte_lookup, residual_layer_norm, rotate_packed, window_attention
 from models.layers.random import philox_normal

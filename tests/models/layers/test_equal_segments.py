@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from models.interfaces.capturable import EXACT
-from models.layers import equal_segments
+from models.layers import dense_segments
 from models.layers.attention import varlen_attention
-from models.layers.equal_segments import exact_buckets
-from models.layers.one_segment import attend_packed
+from models.layers.dense_segments import attend_packed, exact_buckets
 from models.layers.packed import rotate_packed
 from tests.models.kernels.checking import relative_error, replayed, upcast
 
@@ -22,7 +21,7 @@ TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
 
 @pytest.fixture(autouse=True)
 def nothing_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(equal_segments, "_refused", set())
+    monkeypatch.setattr(dense_segments, "_refused", set())
 
 
 def inputs(rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -60,7 +59,7 @@ def test_a_refusal_takes_the_general_attention_and_is_said_once(monkeypatch, cap
         tried.append(q.shape[0])
         raise RuntimeError("No available kernel. Aborting execution.")
 
-    monkeypatch.setattr(equal_segments, "dense", refuse)
+    monkeypatch.setattr(dense_segments, "dense", refuse)
     qkv, rotary = inputs(36, 16, torch.float32)
     expected = reference(qkv, rotary, 12)
     with caplog.at_level(logging.WARNING):
@@ -75,11 +74,11 @@ def test_running_out_of_memory_is_no_refusal(monkeypatch) -> None:
     def fail(*_: object) -> Tensor:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(equal_segments, "dense", fail)
+    monkeypatch.setattr(dense_segments, "dense", fail)
     qkv, rotary = inputs(36, 16, torch.float32)
     with pytest.raises(torch.OutOfMemoryError):
         attend_packed(qkv, rotary, None, 36)
-    assert not equal_segments._refused
+    assert not dense_segments._refused
 
 
 def test_exact_buckets_are_those_that_pay_and_that_the_list_could_hold(monkeypatch) -> None:
@@ -87,7 +86,7 @@ def test_exact_buckets_are_those_that_pay_and_that_the_list_could_hold(monkeypat
     alone = [(1, patches) for patches in (256, 784, 4096, 8160)]
     weight = torch.empty(1, dtype=torch.bfloat16)
     assert exact_buckets(listed, alone, 64, weight) == []
-    monkeypatch.setattr(equal_segments, "on_hopper", lambda *_: True)
+    monkeypatch.setattr(dense_segments, "on_hopper", lambda *_: True)
     assert exact_buckets(listed, alone, 64, weight) == [
         {"patches": patches, "sequences": 1, "max_seqlen": patches, EXACT: 1} for _, patches in alone[1:3]
     ]
@@ -115,6 +114,6 @@ def test_on_a_gpu_it_equals_attention_of_segments_and_its_replay_too(rows, lengt
     for out in (eager, replayed(device, run)):
         assert relative_error(out, expected) < TOLERANCE[dtype]
     if dtype == torch.float32:
-        assert equal_segments._refused == {(width, dtype)}
+        assert dense_segments._refused == {("equal segments", width, dtype)}
     elif torch.cuda.get_device_capability() == (9, 0):
-        assert not equal_segments._refused, "cuDNN refuses what it was measured to be faster at"
+        assert not dense_segments._refused, "cuDNN refuses what it was measured to be faster at"

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from models.interfaces.capturable import EXACT
-from models.layers import equal_segments, one_segment
+from models.layers import dense_segments
 from models.layers.attention import varlen_attention
-from models.layers.one_segment import (
+from models.layers.dense_segments import (
     attend_lengthened,
     attend_packed,
     dense_buckets,
@@ -83,7 +83,7 @@ def test_one_segment_over_whole_rows_takes_it_and_nothing_else_does(taken) -> No
 
 
 def test_a_cpu_does_not_take_it() -> None:
-    assert not one_segment.pays(80, torch.bfloat16, torch.device("cpu"))
+    assert not dense_segments.pays(80, torch.bfloat16, torch.device("cpu"))
     assert one_segment_buckets([{"patches": 4096}], 80, 4, torch.empty(1, dtype=torch.bfloat16)) == []
 
 
@@ -96,7 +96,7 @@ def test_a_refusal_falls_back_and_is_logged_once(monkeypatch, caplog) -> None:
         lengthen(qkv, cos, sin, cu_seqlens)
         raise RuntimeError("No available kernel. Aborting execution.")
 
-    monkeypatch.setattr(one_segment, "attend_lengthened", refuse)
+    monkeypatch.setattr(dense_segments, "attend_lengthened", refuse)
     qkv, cos, sin, ends = inputs(50, 14, 16, torch.float32)
     expected = reference(qkv, cos, sin, ends)
     with caplog.at_level(logging.WARNING):
@@ -107,7 +107,7 @@ def test_a_refusal_falls_back_and_is_logged_once(monkeypatch, caplog) -> None:
 
 
 def test_large_buckets_get_one_for_a_single_segment_beside_them(monkeypatch) -> None:
-    monkeypatch.setattr(one_segment, "pays", lambda *_: True)
+    monkeypatch.setattr(dense_segments, "pays", lambda *_: True)
     listed = [{"patches": p, "sequences": 32, "max_seqlen": p, "windows": p // 32} for p in (1024, 2048, 2400, 16384)]
     found = one_segment_buckets(listed, 80, 4, torch.empty(1))
     assert found == [
@@ -117,8 +117,7 @@ def test_large_buckets_get_one_for_a_single_segment_beside_them(monkeypatch) -> 
 
 
 def test_dense_buckets_are_those_for_one_segment_and_the_exact_ones(monkeypatch) -> None:
-    monkeypatch.setattr(one_segment, "on_hopper", lambda *_: True)
-    monkeypatch.setattr(equal_segments, "on_hopper", lambda *_: True)
+    monkeypatch.setattr(dense_segments, "on_hopper", lambda *_: True)
     listed = [{"patches": p, "sequences": 32, "max_seqlen": p} for p in (1024, 2400)]
     weight = torch.empty(1, dtype=torch.bfloat16)
     one = {"patches": 2368, "sequences": 1, "max_seqlen": 2368}
@@ -147,7 +146,7 @@ def test_on_a_gpu_it_equals_attention_of_segments_and_its_replay_too(width, dtyp
     for out in (eager, replayed(device, run)):
         assert not out[2100:].any()
         assert relative_error(out[:2100], expected[:2100]) < TOLERANCE[dtype]
-    refused = (width, dtype) in one_segment._refused
+    refused = ("single pictures", width, dtype) in dense_segments._refused
     if dtype == torch.float32:
         assert refused
     elif torch.cuda.get_device_capability() == (9, 0):
