@@ -16,7 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.churn import churn
 from benchmarks.servers.footprint import children, engine_pid, inspect
+from service.hub import EMBEDDED
+from tests.support import miniature
 from tests.support.processes import served, stand_still
 from tests.support.victims import (
     Listener,
@@ -156,3 +159,15 @@ def test_decoders_are_killed(patient: Patient) -> None:
     assert {response.status_code for response in outcomes} <= {200, 400}
     assert patient.post("/v1/chat/completions", body).status_code == 200
     patient.assert_well()
+
+
+REQUESTS = 320
+"""Twenty of each kind, as many before as during the round that is judged. `python -m benchmarks.churn` sends more."""
+CLIENTS = 8
+
+
+def test_requests_leave_nothing_behind() -> None:
+    result = churn(REQUESTS, CLIENTS, ["--model", str(EMBEDDED / "qwen2_vl"), "--model", str(miniature.talker())])
+    assert result["faults"] == []
+    counts = {row["kind"]: row["requests"] for row in result["rows"]}
+    assert len(counts) == 16 and sum(counts.values()) == REQUESTS, "each kind of request was sent"

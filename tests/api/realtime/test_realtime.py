@@ -18,7 +18,7 @@ from websockets import Subprotocol
 from websockets.asyncio.client import ClientConnection, connect
 
 from service.api import sockets
-from service.api.context import LARGE_BODY
+from service.api.context import LARGE_BODY, ServerContext
 from service.api.http.errors import ApiError
 from service.api.http.json_body import MAX_SIGNS
 from service.api.realtime import websocket
@@ -852,3 +852,35 @@ async def test_a_large_event_is_read_and_shown_outside_the_event_loop(
 
 async def identity() -> int:
     return threading.get_ident()
+
+
+TURN = 900
+INSTRUCTIONS = "Be short."
+
+
+async def ask(socket: ClientConnection, name: str) -> None:
+    """A turn of TURN tokens, and an answer of one that is not kept."""
+    await add(socket, name + "x" * (TURN - 1), id=name)
+    events = await answer(socket)
+    await tell(socket, "conversation.item.delete", item_id=events[-1]["response"]["output"][0]["id"])
+    await up_to(socket, "conversation.item.deleted")
+
+
+def seen(conversing: Conversing) -> str:
+    """The turns of the last request, by name."""
+    first, *turns = conversing.seen[-1]
+    assert first == ("system", INSTRUCTIONS)
+    return "".join(text[0] for _, text in turns)
+
+
+@pytest.mark.usefixtures("whole_prompts")
+async def test_a_kv_cache_that_is_smaller_than_the_context_is_the_limit(
+    conversing: Conversing, socket: ClientConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServerContext, "max_model_len", lambda context, model: 2 * TURN + 100)
+    session = {"output_modalities": ["text"], "instructions": INSTRUCTIONS, "max_output_tokens": 1}
+    await tell(socket, "session.update", session={**session, "truncation": "auto"})
+    await said(socket)
+    for name, turns in zip("abcd", ["a", "ab", "bc", "cd"], strict=True):
+        await ask(socket, name)
+        assert seen(conversing) == turns

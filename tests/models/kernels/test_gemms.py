@@ -18,7 +18,7 @@ from models.layers.kernels.gemm_types import Tile
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
 from models.layers.norms import add_rms_norm, rms_norm
 from models.voxcpm2.stack import Stack
-from tests.models.kernels.checking import relative_error, replayed, wide_in_place
+from tests.models.kernels.checking import relative_error, replayed, sixteen_bits, wide_in_place
 from tests.support.slow import slow
 
 EPS = 1e-5
@@ -40,8 +40,7 @@ class Operands:
     """x of rows that are not contiguous, weights of `2 * width` rows, all of the kind; `product` in float64."""
 
     def __init__(self, device: torch.device, rows: int, inputs: int = 128, width: int = 128) -> None:
-        # The interpreter has no bfloat16 arithmetic of its own; float16 takes the same paths.
-        kind = torch.bfloat16 if device.type == "cuda" else torch.float16
+        kind = sixteen_bits(device)
 
         def random(*shape: int, scale: float = 1.0) -> Tensor:
             return (torch.randn(shape, device=device) * scale).to(kind)
@@ -172,7 +171,7 @@ def test_at_size(rows: int, inputs: int, inner: int, tma: bool) -> None:
 
 def test_blocks_whose_norms_wait(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both stacks give what they give without a table; the rows that leave have their norm at once."""
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float16
+    kind = sixteen_bits(device)
     stack = Stack(BlockConfig(128, 128, 2, 1, 64, EPS), 3)
     stack.to(device, kind).requires_grad_(False)
     for name, parameter in stack.named_parameters():
@@ -212,7 +211,7 @@ def test_logits_of_few_rows(device: torch.device, rows: int, monkeypatch: pytest
     """A head over a vocabulary has a tile of its own; the interpreter's is a small one."""
     outputs = 1 << 16 if device.type == "cuda" else 192
     monkeypatch.setattr(gemm, "_VOCABULARY", outputs)
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float16
+    kind = sixteen_bits(device)
     x, weight = (torch.randn(n, 128, device=device).to(kind) for n in (rows, outputs))
     tile = vocabulary_tile(x, weight)
     assert tile is not None

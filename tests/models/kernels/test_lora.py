@@ -20,18 +20,13 @@ from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
 from models.layers.lora import TILE_UNITS, GemmLora, LoraLayer, LoraPair, LoraRows, StackLora, add_lora, rows_arrays
 from models.voxcpm2.stack import Stack
-from tests.models.kernels.checking import relative_error, replayed, upcast
+from tests.models.kernels.checking import relative_error, replayed, sixteen_bits, upcast
 from tests.support.slow import slow
 
 SLOTS = 5
 EPS = 1e-5
 LIMIT = 8e-3
 """Of sums and norms behind them, which bfloat16 rounds three times."""
-
-
-def half(device: torch.device) -> torch.dtype:
-    """The interpreter has no bfloat16 arithmetic of its own; float16 takes the same paths."""
-    return torch.bfloat16 if device.type == "cuda" else torch.float16
 
 
 def pair_of(device: torch.device, dtype: torch.dtype, inputs: int, widths: tuple[int, ...], rank: int) -> LoraPair:
@@ -116,7 +111,7 @@ def test_a_norm_that_waits_is_applied_to_what_the_adapters_read(device: torch.de
 
 
 def test_sixteen_bits_are_rounded_where_the_published_layer_rounds(device: torch.device) -> None:
-    kind = half(device)
+    kind = sixteen_bits(device)
     slots = [3, -1, 0, 3, 1]
     pair, rows = pair_of(device, kind, 256, (64, 32, 32), 32), rows_of(slots, device)
     x, y = (torch.randn(5 * 22, width, device=device).to(kind) for width in (256, 128))
@@ -177,7 +172,7 @@ class AdaptedGemm:
     def __init__(
         self, device: torch.device, slots: list[int], unit: int, widths: tuple[int, ...], *, twice: bool
     ) -> None:
-        kind = half(device)
+        kind = sixteen_bits(device)
         pair, rows = pair_of(device, kind, 128, widths, 16), rows_of(slots, device)
         self.slots, self.unit = slots * (2 if twice else 1), unit
         self.lora = GemmLora(pair, rows.twice() if twice else rows)
@@ -296,7 +291,7 @@ def test_adapters_of_any_batch_by_any_kernel(device: torch.device, slots: list[i
 @pytest.mark.parametrize("deferred", [slow(True, id="deferred"), slow(False, id="split")])
 def test_a_stack_whose_gemms_add_adapters(device: torch.device, deferred: bool) -> None:
     """Its last layer keeps 4 of 11 rows of a unit. Against the same weights in float64, and units one by one."""
-    kind, slots = half(device), [-1, 0, 0, 2, 4]
+    kind, slots = sixteen_bits(device), [-1, 0, 0, 2, 4]
     stack = Stack(BlockConfig(128, 128, 2, 1, 64, EPS), 3).to(device, kind).requires_grad_(False)
     for name, parameter in stack.named_parameters():
         if name.endswith("norm.weight"):

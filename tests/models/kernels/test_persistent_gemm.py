@@ -10,7 +10,7 @@ import torch
 from models.layers.gemm import gemm as reference
 from models.layers.kernels import gemm, persistent_gemm
 from models.layers.kernels.gpu import INTERPRETER, Gpu
-from tests.models.kernels.checking import relative_error, replayed, wide_in_place
+from tests.models.kernels.checking import relative_error, replayed, sixteen_bits, wide_in_place
 
 LIMIT = 8e-3
 H100, A100, B200 = INTERPRETER, Gpu("A100", (8, 0), 163 << 10, 108), Gpu("B200", (10, 0), 227 << 10, 148)
@@ -18,8 +18,7 @@ H100, A100, B200 = INTERPRETER, Gpu("A100", (8, 0), 163 << 10, 108), Gpu("B200",
 
 def operands(device: torch.device, rows: int, inputs: int, outputs: int) -> tuple[torch.Tensor, ...]:
     """x whose rows are not contiguous, weight and bias."""
-    # The interpreter has no bfloat16 arithmetic of its own; float16 takes the same paths.
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
+    dtype = sixteen_bits(device)
     x, weight = torch.randn(rows, 2 * inputs, device=device), torch.randn(2 * outputs, inputs, device=device)
     return x.to(dtype)[:, inputs:], (weight * inputs**-0.5).to(dtype), torch.randn(2 * outputs, device=device).to(dtype)
 

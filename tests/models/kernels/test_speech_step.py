@@ -19,7 +19,7 @@ from models.voxcpm2.model import VoxCPM2, load_model
 from models.voxcpm2.patch import make_patch
 from models.voxcpm2.rows import step_inputs
 from models.voxcpm2.solver import guided_euler_step
-from tests.models.kernels.checking import relative_error, replayed
+from tests.models.kernels.checking import relative_error, replayed, sixteen_bits
 from tests.models.voxcpm2.golden import DIRECTORY
 from tests.support.slow import slow
 
@@ -41,10 +41,7 @@ def fixed_values() -> None:
 
 @pytest.fixture(params=["float32", slow("half")])
 def dtype(request: pytest.FixtureRequest, device: torch.device) -> torch.dtype:
-    """The interpreter has no bfloat16 arithmetic of its own; float16 takes the same paths."""
-    if request.param == "float32":
-        return torch.float32
-    return torch.bfloat16 if device.type == "cuda" else torch.float16
+    return torch.float32 if request.param == "float32" else sixteen_bits(device)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The codec's operations on the CPU against their references, in one piece and as streams."""
+"""The codec's operations and the local stacks on the CPU against their references."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.voxcpm2.model import load_model
+from models.voxcpm2.stack import LocalStack
 from models.voxcpm2.vae_layers import residual_unit, snake_samples, snake_upsample
+from tests.models.voxcpm2.golden import DIRECTORY
 
 FLOAT32 = 2e-6
 """Of the error relative to the whole result."""
@@ -75,3 +78,23 @@ def test_a_stream_equals_one_pass(make, width: int, size: int) -> None:
     memory = torch.zeros(3, width, pad)
     pieces = [operation(piece, *given, (memory, slots)) for piece in x.split((1, 30, 2, 27), dim=-1)]
     assert error(torch.cat(pieces, dim=-1), operation(x, *given).double()) < FLOAT32
+
+
+@pytest.mark.parametrize("sequences", [1, 4])
+def test_equal_to_a_stack_of_another_dtype(sequences: int) -> None:
+    networks = [load_model(DIRECTORY, torch.device("cpu"), dtype).network for dtype in (torch.float32, torch.float64)]
+    for ours, wide in zip(*(local_stacks(network) for network in networks), strict=True):
+        torch.manual_seed(sequences)
+        tokens = torch.randn(sequences, ours.length, ours.first_norm.weight.shape[0])
+        given = tokens.clone()
+        out, expected = ours(tokens), wide(tokens.double())
+        assert out.shape == expected.shape == (sequences, ours.kept.stop - ours.kept.start, tokens.shape[-1])
+        assert float((out - expected).norm() / expected.norm()) < 2e-6
+        assert torch.equal(tokens, given)
+        # A norm that the caller has is read in place of the first block's own.
+        assert torch.equal(ours(tokens, ours.first_norm(tokens)), out)
+        assert not torch.allclose(ours(tokens, 2 * ours.first_norm(tokens)), out)
+
+
+def local_stacks(network) -> list[LocalStack]:
+    return [network.feat_encoder.encoder, network.feat_decoder.decoder]
