@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from openai import BadRequestError, NotFoundError, OpenAI
+from openai import NotFoundError, OpenAI
 
 
 def create(client: OpenAI, prompt: Any, **fields: Any) -> Any:
@@ -37,28 +37,6 @@ def test_a_stream_has_all_choices_and_the_usage(client: OpenAI) -> None:
         assert [choice.finish_reason for choice in own] == [*(None,) * (len(own) - 1), "stop"]
     assert last.choices == [] and last.usage.completion_tokens == 6
     assert [choice.text for choice in create(client, "abc", n=2, stop="c").choices] == ["ab", "ab"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "code"),
-    [
-        ({"echo": True}, "echo", "unsupported_parameter"),
-        ({"logprobs": 1}, "logprobs", "unsupported_parameter"),
-        ({"suffix": "end"}, "suffix", "unsupported_parameter"),
-        ({"best_of": 2}, "best_of", "unsupported_parameter"),
-        ({"prompt": ["a", "b"]}, "prompt", "unsupported_parameter"),
-        ({"prompt": ""}, "prompt", None),
-        ({"prompt": [1, 258]}, "prompt", None),
-        ({"prompt": [1, "x"]}, "prompt", None),
-        ({"prompt": "x" * 5000}, "prompt", "context_length_exceeded"),
-        ({"temperature": 9}, "temperature", None),
-    ],
-)
-def test_an_error_names_the_field(client: OpenAI, fields: dict[str, Any], param: str, code: str | None) -> None:
-    with pytest.raises(BadRequestError) as refused:
-        client.completions.create(**{"model": "tiny", "prompt": "x", **fields})
-    assert refused.value.param == param and param in refused.value.message
-    assert code is None or refused.value.code == code
 
 
 def test_an_unknown_model_is_named(client: OpenAI) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import APIError, BadRequestError, OpenAI
+from openai import APIError, OpenAI
 from openai.types.responses import Response
 from pydantic import BaseModel
 
 from service.api.chat.responses import Item, Part, ResponsesBody, chat_body, turns_of
-from tests.api.chat.test_chat import picture
+from tests.support.refusals import picture
 from tests.support.servers import RunningServer
 from tests.support.tool_samples import call_text
 
@@ -154,40 +154,6 @@ def test_items_that_follow_each_other_are_one_message() -> None:
     assert [message.reasoning_content for message in messages] == [None, None, "hm", None, "so"]
     assert [len(message.tool_calls or ()) for message in messages] == [0, 0, 1, 0, 1]
     assert turns[4].source == "input[5]" and turns[4].calls == ["input[6]"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "code"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "unsupported_parameter"),
-        ({"background": True}, "background", "unsupported_parameter"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", None),
-        ({"tools": [{**TOOL, "name": "no name"}]}, "tools[0].name", None),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice.name", None),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nope"}}}},
-         "text.format.schema", None),
-        ({"reasoning": {"exclude": True}}, "reasoning.exclude", "unsupported_parameter"),
-        ({"max_output_tokens": 0}, "max_output_tokens", None),
-        ({"input": "x" * 5000}, "input", "context_length_exceeded"),
-        ({"input": [{"content": "x"}]}, "input[0].role", None),
-        ({"input": [{"role": "user"}]}, "input[0].content", None),
-        ({"input": [{"type": "computer_call"}]}, "input[0].type", None),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
-         "input[0].content[0].file_id", "unsupported_parameter"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,eA=="}]}]},
-         "input[0].content[0].image_url", None),
-        ({"input": [{"role": "user", "content": "x"}, {"type": "function_call", "call_id": "a", "name": "b"}]},
-         "input[1]", None),
-        ({"input": [{"type": "function_call_output", "call_id": "a", "output": "x"}]}, "input[0].call_id", None),
-    ],
-)  # fmt: skip
-def test_an_error_names_the_field_of_the_request(
-    client: OpenAI, fields: dict[str, Any], param: str, code: str | None
-) -> None:
-    with pytest.raises(BadRequestError) as refused:
-        client.responses.create(**{"model": "tiny", "input": "x", **fields})
-    assert refused.value.param == param and param in refused.value.message
-    assert code is None or refused.value.code == code
 
 
 def test_a_stream_that_fails_ends_with_an_error(client: OpenAI, server: RunningServer) -> None:
