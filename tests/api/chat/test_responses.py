@@ -1,4 +1,4 @@
-"""POST /v1/responses through the openai client, over an engine that answers with the last message."""
+"""Completions and responses: the older and the newer form of a chat."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import APIError, OpenAI
+from openai import APIError, NotFoundError, OpenAI
 from openai.types.responses import Response
 from pydantic import BaseModel
 
@@ -161,3 +161,39 @@ def test_a_stream_that_fails_ends_with_an_error(client: OpenAI, server: RunningS
         list(create(client, "!fail and more", stream=True))
     assert failed.value.code
     assert 'endpoint="responses"' in httpx.get(f"{server.url}/metrics").text
+
+
+def complete(client: OpenAI, prompt: Any, **fields: Any) -> Any:
+    return client.completions.complete(model="tiny", prompt=prompt, **fields)
+
+
+@pytest.mark.parametrize("prompt", ["say it", ["say it"], list(b"say it"), [list(b"say it")]])
+def test_a_prompt_is_a_text_or_its_ids(client: OpenAI, prompt: Any) -> None:
+    answer = complete(client, prompt, max_tokens=4)
+    assert answer.id.startswith("cmpl-") and (answer.object, answer.model) == ("text_completion", "tiny")
+    (choice,) = answer.choices
+    assert (choice.index, choice.text, choice.finish_reason, choice.logprobs) == (0, "say ", "length", None)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (6, 4)
+
+
+def test_sixteen_tokens_unless_said_otherwise(client: OpenAI) -> None:
+    assert complete(client, "x" * 40).choices[0].text == "x" * 16
+
+
+def test_reasoning_is_part_of_the_text(client: OpenAI) -> None:
+    assert complete(client, "<think>a</think>b", max_tokens=40).choices[0].text == "<think>a</think>b"
+
+
+def test_a_stream_has_all_choices_and_the_usage(client: OpenAI) -> None:
+    *chunks, last = complete(client, "abc", n=2, stream=True, stream_options={"include_usage": True})
+    for index in range(2):
+        own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
+        assert "".join(choice.text for choice in own) == "abc"
+        assert [choice.finish_reason for choice in own] == [*(None,) * (len(own) - 1), "stop"]
+    assert last.choices == [] and last.usage.completion_tokens == 6
+    assert [choice.text for choice in complete(client, "abc", n=2, stop="c").choices] == ["ab", "ab"]
+
+
+def test_an_unknown_model_is_named(client: OpenAI) -> None:
+    with pytest.raises(NotFoundError):
+        client.completions.complete(model="nobody", prompt="x")
