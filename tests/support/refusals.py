@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ SAMPLES: dict[str, Callable[[], Any]] = {
     "@long clip": lambda: clip(61),
     "@tools": lambda: TOOLS,
     "@many tools": lambda: [tool(f"f{index}") for index in range(129)],
+    "@many functions": lambda: [{"type": "function", "name": f"f{number}"} for number in range(129)],
+    "@open brackets": lambda: '{"a":' + "[" * 100_000,
     "@many calls": lambda: asked(*[(f"{index}", "add", "{}") for index in range(129)])["tool_calls"],
     "@many biases": lambda: {str(token): 1 for token in range(321)},
     "@many words": lambda: {f"w{number}": "x" for number in range(101)},
@@ -84,16 +86,22 @@ def expanded(value: Any) -> Any:
     return {name: expanded(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
+def cases(name: str) -> Iterator[Any]:
+    """What the lines of refused/NAME.jsonl say, with the samples that they name."""
+    for line in (FOLDER / f"{name}.jsonl").read_text().splitlines():
+        yield expanded(json.loads(line))
+
+
 def assert_refused(url: str, name: str, **usual: Any) -> None:
     """That each request of the file is, at this address; with what is said in the file."""
-    for line in (FOLDER / f"{name}.jsonl").read_text().splitlines():
-        case = json.loads(line)
-        body = {name: value for name, value in {**usual, **expanded(case["body"])}.items() if value != "@absent"}
+    for case in cases(name):
+        body = {field: value for field, value in {**usual, **case["body"]}.items() if value != "@absent"}
         response = httpx.post(url, json=body, timeout=2 * GENEROUS)
-        assert response.status_code == 400 and len(response.content) < 1000, (line[:300], response.text)
+        told = f"{str(case)[:500]} {response.text}"
+        assert response.status_code == 400 and len(response.content) < 1000, told
         assert set(response.json()) == {"error"} and response.headers["x-request-id"]
         error = response.json()["error"]
         assert set(error) == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
-        assert error["param"] == case["param"] and case.get("says", "") in error["message"], (line[:300], error)
-        assert error["message"].startswith(case["param"] or ""), error
-        assert error["code"] == case.get("code", error["code"]), (line[:300], error)
+        assert error["param"] == case["param"] and case.get("says", "") in error["message"], told
+        assert error["message"].startswith(case["param"] or ""), told
+        assert error["code"] == case.get("code", error["code"]), told

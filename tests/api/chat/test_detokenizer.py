@@ -45,15 +45,6 @@ def test_the_cut_does_not_depend_on_the_pieces(text: str, stops: list[str], cuts
     assert cutter.stopped == any(stop in text for stop in stops)
 
 
-@given(texts, stops)
-def test_text_that_cannot_begin_a_stop_is_not_held_back(text: str, stops: list[str]) -> None:
-    cutter = StopCutter(stops)
-    shown = "".join(cutter.feed(character) for character in text)
-    if not cutter.stopped:
-        held = text[len(shown) :]
-        assert not held or any(stop.startswith(held) for stop in stops)
-
-
 @given(st.text(max_size=20), st.lists(st.integers(1, 4), max_size=30))
 def test_utf8_is_whole_whatever_the_token_borders(text: str, sizes: list[int]) -> None:
     assembler = TextAssembler(_detokenize, ())

@@ -42,6 +42,7 @@ from tests.api.realtime.conftest import (
 )
 from tests.media.test_audio_out import by_av
 from tests.support.fake_talker import ENDLESS, MUTE, PATCH
+from tests.support.refusals import cases as refused_cases
 from tests.support.servers import running_server
 from tests.support.tool_samples import TOOLS, call_text
 from tests.support.waiting import GENEROUS, until
@@ -331,84 +332,14 @@ async def closing(socket: ClientConnection) -> tuple[int, str]:
     return closed.value.rcvd.code, closed.value.rcvd.reason
 
 
-def update(**session: Any) -> Event:
-    return {"type": "session.update", "session": session}
-
-
-def create(**item: Any) -> Event:
-    return {"type": "conversation.item.create", "item": item}
-
-
-def respond(**response: Any) -> Event:
-    return {"type": "response.create", "response": response}
-
-
-def output(**fields: Any) -> Event:
-    return update(audio={"output": fields})
-
-
-def function_call(**fields: Any) -> Event:
-    return create(type="function_call", **CALL | fields)
-
-
 F = {"type": "function", "name": "f"}
-ARRAY = F | {"parameters": {"type": "array"}}
-REFUSED: list[tuple[Event, str | None]] = [
-    ({"type": "nonsense"}, "type"),
-    ({}, "type"),
-    ({"type": "session.update"}, "session"),
-    (update(type="transcription"), "session.type"),
-    (update(model="talker"), "session.model"),
-    (update(output_modalities=["video"]), "session.output_modalities[0]"),
-    (update(max_output_tokens=0), "session.max_output_tokens"),
-    (update(instructions="x" * 65537), "session.instructions"),
-    (update(tools=[{"type": "other"}]), "session.tools[0].type"),
-    (update(tools=[{"type": "function", "name": f"f{n}"} for n in range(129)]), "session.tools"),
-    (update(tools=[F, F]), "session.tools[1].name"),
-    (update(tools=[F | {"name": "a b"}]), "session.tools[0].name"),
-    (update(tools=[ARRAY], tool_choice="none"), "session.tools[0].parameters.type"),
-    (update(tools=[F], tool_choice=F | {"name": "g"}), "session.tool_choice.name"),
-    (update(tool_choice=F), "session.tool_choice"),
-    (update(truncation="never"), "session.truncation"),
-    (output(voice="nobody"), "session.audio.output.voice"),
-    (output(voice={"id": "voice_0"}), "session.audio.output.voice"),
-    (output(model="tiny"), "session.audio.output.model"),
-    (output(inference_timesteps=1), "session.audio.output.inference_timesteps"),
-    (output(format={"type": "audio/opus"}), "session.audio.output.format.type"),
-    (output(format={"type": "audio/pcmu", "rate": 24000}), "session.audio.output.format.rate"),
-    (create(**message("x", id="root")), "item.id"),
-    (create(type="mcp_approval_response"), "item.type"),
-    (create(type="item_reference", id="x"), "item.type"),
-    (create(type="function_call", name="f"), "item.call_id"),
-    (create(type="function_call_output"), "item.call_id"),
-    (create(type="function_call_output", call_id="c" * 257, output=""), "item.call_id"),
-    (create(**OUTPUT), "item.call_id"),
-    (function_call(name="no name"), "item.name"),
-    (function_call(arguments='{"a":' * 99 + "{}" + "}" * 99), "item.arguments"),
-    (function_call(arguments='{"a":' + "[" * 100_000), "item.arguments"),
-    (function_call(call_id=""), "item.call_id"),
-    (function_call(call_id="c" * 257), "item.call_id"),
-    (create(type="message"), "item.role"),
-    (create(type="message", role="user"), "item.content"),
-    (create(type="message", role="user", content=[{"type": "input_audio", "audio": "AA"}]), "item.content[0].type"),
-    (create(type="message", role="assistant", content=[{"type": "input_text", "text": "x"}]), "item.content[0].type"),
-    ({"type": "conversation.item.truncate", "item_id": "x", "content_index": 0}, "audio_end_ms"),
-    (respond(prompt={"id": "x"}), "response.prompt"),
-    (respond(voice="alloy"), "response.voice"),
-    (respond(), None),
-    (respond(input=[], instructions=""), None),
-    (respond(input=[{"type": "message"}]), "response.input[0].role"),
-    (respond(input=[message("One."), {"type": "item_reference", "id": "unknown"}]), "response.input[1].id"),
-    (respond(input=[message("One."), {"type": "item_reference"}]), "response.input[1].id"),
-    ({"type": "response.cancel"}, None),
-]
 
 
 async def test_a_bad_event_is_reported_and_the_session_goes_on(socket: ClientConnection) -> None:
-    for event, param in REFUSED:
-        await socket.send(json.dumps({"event_id": "mine", **event}))
+    for case in refused_cases("events"):
+        await socket.send(json.dumps({"event_id": "mine", **case["event"]}))
         error = (await said(socket))["error"]
-        assert error["param"] == param and error["event_id"] == "mine", error
+        assert error["param"] == case["param"] and error["event_id"] == "mine", error
         assert error["type"] == "invalid_request_error" and error["message"]
     await tell(socket, "session.update", session={})
     assert (await said(socket))["session"]["tools"] == []
@@ -428,7 +359,7 @@ async def test_fields_of_openai_that_say_nothing_are_taken(socket: ClientConnect
     hearing = {"turn_detection": False, "transcription": None, "format": {"type": "audio/pcm", "rate": 24000}}
     empty = {"prompt": {}, "tracing": {}, "reasoning": {}, "include": [], "audio": {"input": hearing}}
     for mark in ("", "\ufeff"):  # a byte order mark
-        await socket.send(mark + json.dumps(update(**empty, expires_at=None)))
+        await socket.send(mark + json.dumps({"type": "session.update", "session": {**empty, "expires_at": None}}))
         updated = await said(socket)
         assert updated["type"] == "session.updated" and "unsupported" not in updated
 

@@ -125,16 +125,6 @@ async def test_a_description_holds_for_the_whole_text(speaking: RunningServer, m
     assert " ".join(texts(received)) == text
 
 
-async def test_a_clause_is_spoken_before_the_text_ends(speaking: RunningServer) -> None:
-    async with session(speaking) as socket:
-        await tell(socket, "session.config", **config())
-        await tell(socket, "input.text", text="One two three. And")
-        received = await heard(socket, "audio.done")
-        assert texts(received) == ["One two three."] and sound(received)
-        await write(socket, " so on.")
-        assert texts(await heard(socket)) == ["And so on."]
-
-
 async def test_a_text_is_interrupted_by_the_next_configuration(speaking: RunningServer) -> None:
     async with session(speaking) as socket:
         await tell(socket, "session.config", **config())

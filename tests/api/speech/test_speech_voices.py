@@ -508,14 +508,6 @@ def test_keys_of_names() -> None:
         assert name_key(name) == name
 
 
-def test_names_that_are_the_same_are_kept_once(tmp_path: Path) -> None:
-    store = VoiceStore(tmp_path, 9)
-    voice = store.add(name="Straße", encoder="e", consent="true", seconds=1.0, latents={"reference": np.ones(3)})
-    assert store.find("STRASSE") == store.find("ｓｔｒａße") == voice
-    with pytest.raises(VoiceStoreError, match="exists"):
-        store.check_room("strasſe")
-
-
 def test_a_directory_that_is_none_is_named_at_the_start(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()

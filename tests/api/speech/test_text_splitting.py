@@ -156,19 +156,6 @@ def test_a_splitter_can_be_used_again() -> None:
         assert splitter.feed("", final=True) == []
 
 
-def test_a_clause_is_given_as_soon_as_the_next_word_begins() -> None:
-    splitter = TextSplitter("clause", max_length=200)
-    given_after = {}
-    text = "First of all we begin, then we go on. And on"
-    for at, character in enumerate(text):
-        for segment in splitter.feed(character):
-            given_after[segment] = text[: at + 1]
-    assert given_after == {
-        "First of all we begin,": "First of all we begin, t",
-        "then we go on.": "First of all we begin, then we go on. A",
-    }
-
-
 @pytest.mark.parametrize(
     "unit", ["a", ".", "1. ", *map(slow, [" ", ",", "\n", '"', "\u0301", "你", "Mr. ", "a.b", "!", "\u200d"])]
 )
