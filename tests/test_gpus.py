@@ -38,24 +38,6 @@ def test_a_number_all_or_a_list(written: object, chosen: tuple[str, ...]) -> Non
     assert wanted is not None and chosen_gpus(wanted, FOUR) == chosen
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ({"gpus": "0"}, "gpus: must be at least 1"),
-        ({"gpus": "some"}, "gpus: must be a number of GPUs, all, or a list"),
-        ({"gpus": "1,1"}, "gpus: names a GPU twice"),
-        ({"gpus": "-1"}, "gpus: must be a number"),
-        ({"gpus": "2", "engines": "2"}, "engines: is for several engines on the CPU"),
-        ({"gpus": "2", "device": "cpu"}, "gpus: there is none with --device cpu"),
-        ({"engines": "2", "device": "cuda"}, "engines: is for several engines on the CPU"),
-        ({"engines": "0"}, "engines: must be greater than or equal to 1"),
-    ],
-)
-def test_settings_that_do_not_fit_are_named(flags: dict[str, str], says: str) -> None:
-    with pytest.raises(SettingsError, match=says):
-        load_settings(flags)
-
-
 def test_gpus_that_are_not_there_are_named() -> None:
     for wanted, visible, says in (
         ("2", (), "gpus: 2 asked for, but there is no GPU here"),
@@ -175,9 +157,3 @@ def test_what_is_left_open_is_one_process_until_it_is_chosen(monkeypatch: pytest
     assert settings.api_processes == "auto" and not supervised(settings) and settings.num_api_processes == 1
     chosen = with_count(settings, api_process_count(settings))
     assert supervised(chosen) and chosen.num_api_processes == 4
-
-
-@pytest.mark.parametrize("written", ["0", "65", "-1", "2.5", "many", True])
-def test_numbers_that_do_not_fit_are_refused_in_one_line(written: object) -> None:
-    with pytest.raises(SettingsError, match=r"^api_processes: must be auto, or a number from 1 to 64 \(.* given\)$"):
-        load_settings({"api_processes": written})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -111,38 +111,6 @@ def test_unknown_variables_are_named() -> None:
     assert unknown_variables(environ) == ["REPRISE_MAX_IMAGEZ (did you mean REPRISE_MAX_IMAGES?)"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "key"),
-    [
-        ({"max_n": "three"}, "max_n"),
-        ({"dtype": "int8"}, "dtype"),
-        ({"memory_share": 0}, "memory_share"),
-        ({"host": "0.0.0.0"}, "host"),
-        ({"host": "::"}, "host"),
-        ({"host": "example"}, "host"),
-        ({"model": ["a", "b"], "served_model_name": ["x"]}, "served_model_name"),
-        ({"api_key_file": "/nowhere/keys"}, "api_key_file"),
-        ({"api_key": [""]}, "api_key: must not be empty"),
-        ({"media_urls": "allowlist"}, "media_urls: allowlist needs a host in media_domain"),
-        ({"media_urls": "allowlist", "media_domain": ""}, "media_urls: allowlist needs a host in media_domain"),
-        ({"media_domain": "a.example"}, "media_domain: needs media_urls allowlist; with off every URL is refused"),
-        ({"media_urls": "public", "media_domain": "a.example"}, "media_domain: .* with public URLs of any public"),
-        ({"solver_steps": (33,)}, "solver_steps"),
-    ],
-)
-def test_an_invalid_setting_is_named(flags: dict[str, object], key: str) -> None:
-    with pytest.raises(SettingsError, match=key):
-        load_settings(flags)
-
-
-@pytest.mark.parametrize(
-    "entry", ["https://a.example", "a.example/b", "*.example", "a.example:65536", "bücher.example"]
-)
-def test_an_entry_that_is_no_host_of_a_url_is_named(entry: str) -> None:
-    with pytest.raises(SettingsError, match=f"media_domain: '{re.escape(entry)}' is not HOST or HOST:PORT"):
-        load_settings({"media_urls": "allowlist", "media_domain": ["a.example", entry]})
-
-
 def test_hosts_of_media_may_have_ports_and_be_addresses() -> None:
     hosts = ("A.example:8443", "xn--bcher-kva.example", "host_1", "192.0.2.7:443", "2001:db8::1")
     assert load_settings({"media_urls": "allowlist", "media_domain": [*hosts]}).media_domain == hosts
@@ -159,40 +127,12 @@ def test_an_invalid_value_is_shown_unless_it_is_a_key(monkeypatch: pytest.Monkey
     assert "12345678" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"solver_steps": ["10", "3"]}, "solver_steps: must be greater than or equal to 4 ('3' given)"),
-        ({"solver_steps": list(range(4, 13))}, "solver_steps: must have at most 8 items, not 9"),
-        ({"model": {"a": 1}}, "model: must be a list"),
-        ({"graphs": "maybe"}, "graphs: must be a valid boolean ('maybe' given)"),
-        ({"port": 1.5}, "port: must be a valid integer (1.5 given)"),
-        (
-            {"cors_origin": ["https://a.example/"]},
-            "cors_origin: must be an origin such as https://app.example:3000, without a path, or * "
-            "('https://a.example/' given)",
-        ),
-        ({"threads": "100000"}, "threads: must be less than or equal to 1024 ('100000' given)"),
-        ({"media_workers": 100000}, "media_workers: must be less than or equal to 1024 (100000 given)"),
-        ({"max_running": 10**6}, "max_running: must be less than or equal to 16384 (1000000 given)"),
-        ({"drain_timeout": "inf"}, "drain_timeout: must be a finite number ('inf' given)"),
-        ({"drain_delay": "inf"}, "drain_delay: must be a finite number ('inf' given)"),
-        ({"voices_dir": [1]}, "voices_dir: must be a path"),
-        (
-            {"lexicon": "~nobody-here/a.yaml"},
-            "lexicon: no home is known for ~nobody-here/a.yaml; set HOME, or name another path",
-        ),
-        ({"max_body": "9" * 400}, f"max_body: must be at most {2**63 - 1} bytes ('{'9' * 79} given)"),
-        ({"voices_dir": ""}, "voices_dir: must not be empty; leave it out for the default ('' given)"),
-        ({"max_speech_load": "inf"}, "max_speech_load: must be a finite number ('inf' given)"),
-        ({"port": None}, "port: must be a valid integer (nothing given)"),
-        ({"max_body": "5X"}, "max_body: must be a number of bytes, such as 1048576, 512M or 4G ('5X' given)"),
-    ],
-)
-def test_what_is_wrong_with_a_value_is_said_in_plain_words(flags: dict[str, object], said: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        load_settings(flags)
-    assert str(caught.value) == said
+def test_what_is_wrong_with_a_value_is_said_in_plain_words() -> None:
+    for line in Path(__file__).with_name("refused_settings.tsv").read_text().splitlines():
+        flags, said = line.split("\t")
+        with pytest.raises(SettingsError) as caught:
+            load_settings(json.loads(flags))
+        assert str(caught.value) == said
 
 
 @pytest.mark.parametrize(
@@ -249,14 +189,6 @@ def test_a_file_of_keys_may_come_from_windows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("extra", [{"api_key": ["k"]}, {"insecure_no_auth": True}])
 def test_an_address_wider_than_loopback_needs_a_key_or_insecure_no_auth(extra: dict[str, object]) -> None:
     assert load_settings({"host": "0.0.0.0", **extra}).host == "0.0.0.0"
-
-
-@pytest.mark.parametrize(
-    "host", ["", "a b", "[::1]", "unix:/run/x", "/run/x", "http://a", "a..b", "a" * 64, "\0", '"::1"']
-)
-def test_a_host_that_cannot_be_bound_is_not_refused_for_want_of_a_key(host: str) -> None:
-    with pytest.raises(SettingsError, match=r"^host: must be an IP address without brackets, such as ::1, or a host "):
-        load_settings({"host": host})
 
 
 def test_a_file_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
