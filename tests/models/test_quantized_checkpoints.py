@@ -183,63 +183,6 @@ def test_headers_tell_what_is_held(directory: Path) -> None:
     assert {name: shape for name, (shape, _) in real.items()} == {name: shape for name, (shape, _) in random.items()}
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"quant_method": "awq", "bits": 4, "version": "gemv"}, r"version 'gemv' is not hosted, expected 'gemm'"),
-    ({"quant_method": "awq", "bits": 3}, "bits 3 is not hosted"),
-    ({"quant_method": "gptq", "bits": 2}, "bits 2 is not hosted"),
-    ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
-    ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "is_marlin_format True"),
-    ({"quant_method": "gptq", "bits": 4, "pack_dtype": "int8"}, "pack_dtype 'int8'"),
-    ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not hosted; hosted are AWQ"),
-    ({"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"}, "'auto-round' is not hosted"),
-    ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),
-    ({"quant_method": "fp8", "weight_block_size": [128]}, r"a block of \[128\]"),
-    ({"quant_method": "compressed-tensors"}, "config_groups is missing"),
-    ({"quant_method": "compressed-tensors", "transform_config": {"a": 1}}, "transform_config"),
-    *(
-        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"format": name, "weights": {}}}}, name)
-        for name in ("nvfp4-pack-quantized", "marlin-24", "int-quantized", "naive-quantized")
-    ),
-    (
-        {
-            "quant_method": "compressed-tensors",
-            "format": "pack-quantized",
-            "config_groups": {"g": {"weights": {"num_bits": 3, "type": "int", "strategy": "group"}}},
-        },
-        r"config_groups\.g\.weights: num_bits 3",
-    ),
-]
-
-
-def test_other_formats_are_refused_by_name(tmp_path: Path) -> None:
-    """By config.json alone, which is downloaded before the weights are."""
-    directory = copy_checkpoint(FIXTURES / "awq", tmp_path / "refused")
-    config = read_json(directory, "config.json")
-    for given, message in REFUSED:
-        (directory / "config.json").write_text(json.dumps({**config, "quantization_config": given}))
-        with pytest.raises(CheckpointError, match=message):
-            family_of(directory)
-    directory = copy_checkpoint(FIXTURES / "moe_ct_w4a16_g32_asym", tmp_path / "experts")
-    mixture = read_json(directory, "config.json")
-    group = {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "actorder": "group"}}
-    for given in (
-        {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True},
-        {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": group}},
-    ):
-        (directory / "config.json").write_text(json.dumps({**mixture, "quantization_config": given}))
-        with pytest.raises(CheckpointError, match="experts whose inputs are reordered"):
-            family_of(directory)
-
-
-def test_several_formats_are_refused(tmp_path: Path) -> None:
-    directory = copy_checkpoint(FIXTURES / "awq", tmp_path / "refused")
-    config = read_json(directory, "config.json")
-    other = {"text_config": {"quantization_config": {"quant_method": "gptq", "bits": 4}}}
-    (directory / "config.json").write_text(json.dumps({**config, **other}))
-    with pytest.raises(CheckpointError, match="several sections"):
-        family_of(directory)
-
-
 def test_the_last_group_may_be_shorter(tmp_path: Path) -> None:
     """192 inputs in groups of 128, with g_idx and without."""
     made = quantised(EMBEDDED / "qwen2_vl", tmp_path / "made", "gptq")
