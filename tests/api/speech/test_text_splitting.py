@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -29,44 +32,11 @@ def clauses(text: str) -> list[str]:
     return split_text(text, max_length=1000, granularity="clause")
 
 
-@pytest.mark.parametrize(
-    "expected",
-    [
-        ["One sentence."],
-        ["Hello there!", "How are you?", "Fine."],
-        ["Mr. Smith met Dr. Jones.", "They talked."],
-        ["It costs 3.14 dollars.", "Really?"],
-        ["See fig. 3 and No. 5.", "He said no.", "Then he left."],
-        ["Ask J. R. R. Tolkien, e.g. by letter.", "Or not."],
-        ["The U.S. Army is in the U.S. and elsewhere.", "Yes."],
-        ["Visit www.example.com today.", "It is free."],
-        ['"Really?" she asked.', '"Yes!"', "He left."],
-        ["He left.", "(It was late.)", "She slept."],
-        ["Wait... what?", "Oh!!!", "Why?!"],
-        ["Well… maybe.", "Perhaps…", "Or not."],
-        ["1. First this.", "2. Then that."],
-        ["No final stop", ],
-        ["Das ist z.B. gut, bzw. besser.", "Sehr gut!"],
-        ["¿Cómo estás?", "¡Bien!", "Y tú, Sra. López?"],
-        ["क्या हाल है?", "सब ठीक है।", "धन्यवाद।"],
-        ["كيف حالك؟", "بخير."],
-    ],
-)  # fmt: skip
-def test_sentences(expected: list[str]) -> None:
-    assert sentences(" ".join(expected)) == expected
-
-
-@pytest.mark.parametrize(
-    "expected",
-    [
-        ["你好！", "今天天气很好。", "我们去公园吧，好不好？"],
-        ["价格是3.5元。", "“当然好。”", "他说。"],
-        ["これは本です。", "そうですか？", "はい！"],
-        ["他说……好的。", "然后走了。"],
-    ],
-)
-def test_sentences_without_spaces(expected: list[str]) -> None:
-    assert sentences("".join(expected)) == expected
+def test_sentences() -> None:
+    """What stands between sentences, and these."""
+    for line in Path(__file__).with_name("sentences.jsonl").read_text("utf-8").splitlines():
+        between, *expected = json.loads(line)
+        assert sentences(between.join(expected)) == expected
 
 
 def test_a_blank_line_ends_a_sentence() -> None:
