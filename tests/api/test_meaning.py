@@ -113,12 +113,6 @@ async def test_answers_among_others_are_right_and_end_by_themselves(embedded_ser
     await check_answers(embedded_server)
 
 
-def test_a_streamed_answer_is_the_same(client: OpenAI) -> None:
-    message = {"role": "user", "content": [shapes_part(), {"type": "text", "text": "What is in this picture?"}]}
-    chunks = client.chat.completions.create(model=MODEL, messages=[message], stream=True)  # type: ignore[list-item]
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == SEEN
-
-
 def test_several_turns_about_a_picture(client: OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": [shapes_part(), {"type": "text", "text": TURNS[0][0]}]}]
     for index, (question, wanted) in enumerate(TURNS):

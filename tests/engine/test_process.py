@@ -105,11 +105,6 @@ def test_what_a_batch_may_cause_ends_its_requests(launch: Callable[[], None], st
     assert (failed.request_id, failed.status) == ("request", status)
 
 
-def test_a_fault_of_the_device_is_passed_on() -> None:
-    with pytest.raises(torch.AcceleratorError), launch_errors():
-        raise torch.AcceleratorError
-
-
 def test_a_failed_launch_that_is_repeatable_is_still_known_as_one_outside() -> None:
     with pytest.raises(RepeatableLaunchError), launch_errors(), launch_errors(RepeatableLaunchError):
         raise ValueError
