@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from models.interfaces import cpus
+from tests.support.rows import rows
 
 
 def _files(root: Path, files: dict[str, str]) -> Path:
@@ -19,8 +19,7 @@ def _files(root: Path, files: dict[str, str]) -> Path:
 
 
 def test_the_quota_of_the_control_groups(tmp_path: Path) -> None:
-    for number, line in enumerate(Path(__file__).with_name("quotas.jsonl").read_text().splitlines()):
-        case = json.loads(line)
+    for number, case in enumerate(rows(__file__, "quotas.jsonl")):
         assert cpus.group_quota(_files(tmp_path / str(number), case["files"])) == case["quota"], case
 
 

@@ -38,6 +38,7 @@ from service.engine.chat.guided.mask_server import deep_executor
 from service.link.messages import PARSER_LIMITS
 from tests.support.grammars import check_grammar
 from tests.support.processes import stand_still
+from tests.support.rows import rows
 from tests.support.schemas import SUPPORTED, UNSUPPORTED
 from tests.support.servers import RunningServer
 from tests.support.waiting import GENEROUS, until
@@ -142,6 +143,12 @@ def nested(depth: int) -> dict[str, Any]:
     return {"type": "array", "items": nested(depth - 1)} if depth else {"type": "integer"}
 
 
+def rules(name: str, count: int, form: str) -> str:
+    """A Lark grammar in which each rule, of this name and a number, is `form` and there needs the NEXT one."""
+    each = (f"{name}{number}: {form.replace('NEXT', f'{name}{number + 1}')}" for number in range(count))
+    return "\n".join([f"start: {name}0", *each, f'{name}{count}: "x"'])
+
+
 MAKERS: dict[str, Callable[[Any], str]] = {
     "guided_json": json_schema_grammar,
     "guided_regex": regex_grammar,
@@ -157,54 +164,40 @@ TOO_LARGE: dict[str, tuple[str, Any]] = {
     "a long Lark grammar": ("guided_grammar", f'start: "{"a" * MAX_GRAMMAR_BYTES}"'),
 }
 """What is refused before it becomes a grammar: a field and its value."""
-REFUSED: dict[str, tuple[Callable[[], str], str]] = {
-    "10,000 values": (lambda: json_schema_grammar({"enum": [f"{i}" for i in range(10_000)]}), "too large"),
-    "deep": (lambda: json_schema_grammar(nested(70)), "nested too deeply"),
-    "doubled": (
-        lambda: lark_grammar("start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(60)) + '\nA60: "x"'),
-        "too big",
-    ),
-    "parentheses": (lambda: lark_grammar("start: " + "(" * 9000 + '"a"' + ")" * 9000), "too deeply nested"),
-    "long literal": (lambda: json_schema_grammar({"const": "x" * 5000}), "string of 5000 characters"),
-    "multiples of a number that no float holds": (
-        lambda: json_schema_grammar({"type": "integer", "multipleOf": 10**400}),
-        "multipleOf",
-    ),
-    "multiples": (lambda: json_schema_grammar({"type": "integer", "multipleOf": 1234567}), "multipleOf"),
+REFUSED: dict[str, tuple[str, Any, str]] = {
+    "10,000 values": ("guided_json", {"enum": [f"{i}" for i in range(10_000)]}, "too large"),
+    "deep": ("guided_json", nested(70), "nested too deeply"),
+    "doubled": ("guided_grammar", rules("A", 60, "NEXT NEXT"), "too big"),
+    "parentheses": ("guided_grammar", "start: " + "(" * 9000 + '"a"' + ")" * 9000, "too deeply nested"),
+    "long literal": ("guided_json", {"const": "x" * 5000}, "string of 5000 characters"),
+    "multiples of a number that no float holds": ("guided_json", {"multipleOf": 10**400}, "multipleOf"),
+    "multiples": ("guided_json", {"type": "integer", "multipleOf": 1234567}, "multipleOf"),
     "product": (
-        lambda: json_schema_grammar(
-            {"allOf": [{"anyOf": [{"pattern": f"{i}{j}"} for j in range(3)]} for i in range(14)]}
-        ),
+        "guided_json",
+        {"allOf": [{"anyOf": [{"pattern": f"{i}{j}"} for j in range(3)]} for i in range(14)]},
         "too complex",
     ),
-    "itself": (lambda: json_schema_grammar({"$ref": "#"}), "no answer can match it"),
+    "itself": ("guided_json", {"$ref": "#"}, "no answer can match it"),
     "each other": (
-        lambda: json_schema_grammar(
-            {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}}
-        ),
+        "guided_json",
+        {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}},
         "",
     ),
-    "a file": (
-        lambda: json_schema_grammar({"$ref": "file:///etc/passwd"}),
-        "$ref: only references inside the schema are supported",
-    ),
-    "look-around": (lambda: regex_grammar("(?=a)a"), "look-around"),
-    "back-reference": (lambda: regex_grammar(r"(a)\1"), "backreferences"),
-    "optional letters": (lambda: regex_grammar("(a|b)*a" + "(a|b)?" * 800), "too complex"),
-    "impossible": (
-        lambda: json_schema_grammar({"type": "integer", "minimum": 5, "maximum": 2}),
-        "minimum: nothing fits it",
-    ),
-    "no schema after %json": (lambda: lark_grammar("start: %json 5x"), "%json"),
-    "no number": (lambda: lark_grammar('start: %json {"multipleOf": NaN}'), "%json must be followed by"),
-    "half a pair": (lambda: lark_grammar(r'start: %json {"const": "\ud800"}'), "%json must be followed by"),
+    "a file": ("guided_json", {"$ref": "file:///etc/passwd"}, "$ref: only references inside the schema are supported"),
+    "look-around": ("guided_regex", "(?=a)a", "look-around"),
+    "back-reference": ("guided_regex", r"(a)\1", "backreferences"),
+    "optional letters": ("guided_regex", "(a|b)*a" + "(a|b)?" * 800, "too complex"),
+    "impossible": ("guided_json", {"type": "integer", "minimum": 5, "maximum": 2}, "minimum: nothing fits it"),
+    "no schema after %json": ("guided_grammar", "start: %json 5x", "%json"),
+    "no number": ("guided_grammar", 'start: %json {"multipleOf": NaN}', "%json must be followed by"),
+    "half a pair": ("guided_grammar", r'start: %json {"const": "\ud800"}', "%json must be followed by"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_cost_too_much_or_cannot_work_is_refused(name: str) -> None:
-    make, reason = REFUSED[name]
-    assert reason in refused(make)
+    field, value, reason = REFUSED[name]
+    assert reason in refused(partial(MAKERS[field], value))
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
@@ -243,28 +236,23 @@ def test_numbers_that_would_be_rounded_are_refused(schema: dict[str, Any], reaso
     assert reason in refused(lambda: lark_grammar(f"start: %json {json.dumps(schema)}"))
 
 
-LARGE: dict[str, Callable[[], str]] = {
-    "longest chain": lambda: json_schema_grammar(chain(300)),
-    "longest chain of rules": lambda: lark_grammar(
-        "start: A0\n" + "\n".join(f'A{i}: A{i + 1} "y"' for i in range(190)) + '\nA190: "x"'
-    ),
-    "deepest rules": lambda: lark_grammar(
-        "start: a0\n" + "\n".join(f'a{i}: {"(" * 4}"x" a{i + 1} | "y"{")" * 4}' for i in range(190)) + '\na190: "x"'
-    ),
-    "deepest": lambda: json_schema_grammar(nested(30)),
-    "most choices": lambda: choice_grammar([f"value number {i}" for i in range(2500)]),
-    "repetitions": lambda: regex_grammar("(((a{1,1000}){1,1000}){1,1000}){1,1000}"),
-    "backtracking": lambda: regex_grammar("((x+x+)+y|(a|b)*a(a|b){300})"),
-    "many patterns": lambda: json_schema_grammar(
+LARGE: dict[str, tuple[str, Any]] = {
+    "longest chain": ("guided_json", chain(300)),
+    "longest chain of rules": ("guided_grammar", rules("A", 190, 'NEXT "y"')),
+    "deepest rules": ("guided_grammar", rules("a", 190, '(((("x" NEXT | "y"))))')),
+    "deepest": ("guided_json", nested(30)),
+    "most choices": ("guided_choice", [f"value number {i}" for i in range(2500)]),
+    "repetitions": ("guided_regex", "(((a{1,1000}){1,1000}){1,1000}){1,1000}"),
+    "backtracking": ("guided_regex", "((x+x+)+y|(a|b)*a(a|b){300})"),
+    "many patterns": (
+        "guided_json",
         {
             "type": "object",
             "properties": {f"p{i}": {"type": "string", "pattern": f"(a|b)*{i}(a|b){{40}}"} for i in range(200)},
-        }
+        },
     ),
-    "ambiguous": lambda: lark_grammar('start: start start | "a" | ""'),
+    "ambiguous": ("guided_grammar", 'start: start start | "a" | ""'),
 }
-
-
 TOO_COMPLEX = ("repetitions",)
 """Accepted, and stopped by the budget of a token on the way."""
 
@@ -272,7 +260,8 @@ TOO_COMPLEX = ("repetitions",)
 @pytest.mark.parametrize("name", LARGE)
 def test_the_largest_accepted_grammars_are_built_and_advance(name: str) -> None:
     """In a thread with the stack of those that build matchers and compute masks."""
-    grammar = LARGE[name]()
+    field, value = LARGE[name]
+    grammar = MAKERS[field](value)
     assert len(grammar) <= MAX_GRAMMAR_BYTES
     check_grammar(grammar)
     with deep_executor("grammars") as thread:
@@ -343,7 +332,7 @@ def test_a_schema_that_is_given_is_not_changed() -> None:
     assert json.dumps(schema) == before
 
 
-ROWS = [json.loads(line) for line in Path(__file__).with_name("generated_schemas.jsonl").read_text().splitlines()]
+ROWS = rows(__file__, "generated_schemas.jsonl")
 """(who writes it, schema, values that fit, values that do not, paths of what is not enforced without strict)"""
 NEVER_REFUSED = ("uniqueItems", "format")
 
@@ -429,18 +418,17 @@ async def stopped(checks: GrammarChecks) -> int:
 
 
 async def test_one_process_tries_all_large_and_hostile_grammars(checks: GrammarChecks) -> None:
-    for make in LARGE.values():
-        assert await check(checks, grammar := make()) == grammar
-    for make, reason in REFUSED.values():
-        assert reason in await refusal(checks, make)
+    for field, value in LARGE.values():
+        assert await check(checks, grammar := MAKERS[field](value)) == grammar
+    for field, value, reason in REFUSED.values():
+        assert reason in await refusal(checks, partial(MAKERS[field], value))
     assert checks.workers.workers_lost == 0 and len(checks.workers._idle) == 1
 
 
 async def test_a_grammar_that_overflows_the_stack_is_too_complex(checks: GrammarChecks) -> None:
     assert await check(checks, COLORS) == COLORS
     pid = checks.workers._idle[-1].pid
-    rules = "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(2500))
-    for lost, grammar in enumerate((json_schema_grammar(OVERFLOWING), lark_grammar(rules)), 1):
+    for lost, grammar in enumerate((json_schema_grammar(OVERFLOWING), lark_grammar(rules("a", 2500, "NEXT"))), 1):
         message = await refusal(checks, grammar)
         assert message == "guided: too complex: checking it takes more time, memory or stack than allowed."
         assert checks.workers.workers_lost == lost

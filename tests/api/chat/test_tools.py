@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,6 +24,7 @@ from service.api.http.json_body import MAX_SIGNS, parse
 from service.api.structured.grammar import json_schema_grammar
 from service.api.structured.schema_form import UNSUPPORTED as UNENFORCED
 from tests.support.grammars import check_grammar
+from tests.support.rows import rows
 from tests.support.schemas import UNSUPPORTED
 from tests.support.servers import RunningServer
 from tests.support.tool_samples import TOOLS, asked, call_text, result
@@ -256,7 +256,7 @@ def test_a_named_tool_is_the_only_one() -> None:
 
 
 COUNT = {"type": "integer", "minimum": 0, "maximum": 9}
-ROWS = [json.loads(line) for line in Path(__file__).with_name("generated_schemas.jsonl").read_text().splitlines()]
+ROWS = rows(__file__, "generated_schemas.jsonl")
 
 
 def asked_with(server: RunningServer, parameters: Any, **more: Any) -> httpx.Response:

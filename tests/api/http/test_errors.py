@@ -21,6 +21,7 @@ from service.api.http.json_body import MAX_SIGNS, parse
 from service.api.realtime.schema import SessionParams
 from service.api.speech.schema import SpeechRequestBody
 from tests.support.refusals import assert_refused, picture, truncated_png
+from tests.support.rows import rows
 from tests.support.servers import RunningServer
 
 USER = {"role": "user", "content": "hi"}
@@ -202,33 +203,12 @@ class Lenient(msgspec.Struct):
     inner: Inner | None = None
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "message"),
-    [
-        ({}, "name", "name: this field is required."),
-        ([], None, "The JSON must be an object; an array was given."),
-        ({"name": "long"}, "name", "name: must have at most 3 characters."),
-        ({"name": 5}, "name", "name: must be a string; an integer was given."),
-        ({"name": "n", "count": 0}, "count", "count: must be at least 1."),
-        ({"name": "n", "count": "all"}, "count", "count: must be inf or an integer."),
-        ({"name": "n", "one": "other"}, "one", "one: must be function."),
-        ({"name": "n", "words": {"": "x"}}, "words", "words: each key must have at least 1 character."),
-        ({"name": "n", "words": {"a": 5}}, "words", "words: each value must be a string; an integer was given."),
-        ({"name": "n", "bias": {"a": 5}}, "bias", "bias: each key must be an integer; a string was given."),
-        ({"name": "n", "stop": ["a", "b", "c"]}, "stop", "stop: must have at most 2 items."),
-        ({"name": "n", "stop": 5}, "stop", "stop: must be a string or an array; an integer was given."),
-        ({"name": "n", "stream": "yes"}, "stream", "stream: must be true or false; a string was given."),
-        ({"name": "n", "inner": {"size": 0}}, "inner.size", "inner.size: must be more than 0."),
-        ({"name": "n", "inner": {"size": 3}}, "inner.size", "inner.size: must be at most 2."),
-        ({"name": "n", "inner": {"other": 3}}, "inner.other", "inner.other: there is no such field."),
-        ({"name": "n", "inner": {"other" * 20: 3}}, "inner", "inner: has a field that is not known."),
-    ],
-)
-def test_messages_name_the_field_and_what_it_takes(body: Any, param: str | None, message: str) -> None:
-    with pytest.raises((ApiError, msgspec.ValidationError)) as caught:
-        parse(msgspec.json.encode(body), Body)
-    error = as_api_error(caught.value)
-    assert (error.status, error.param, error.message) == (400, param, message)
+def test_messages_name_the_field_and_what_it_takes() -> None:
+    for body, param, message in rows(__file__, "messages.jsonl"):
+        with pytest.raises((ApiError, msgspec.ValidationError)) as caught:
+            parse(msgspec.json.encode(body), Body)
+        error = as_api_error(caught.value)
+        assert (error.status, error.param, error.message) == (400, param, message)
 
 
 MESSAGE = {"role": "user", "content": "x"}

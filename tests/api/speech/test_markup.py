@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from service.api.spoken_text.markup import MarkupStripper, clean_text, strip_markup
 from tests.support.growth import is_linear
+from tests.support.rows import rows
 from tests.support.slow import slow
 
 
 def test_markup() -> None:
-    for line in Path(__file__).with_name("markup.jsonl").read_text("utf-8").splitlines():
-        written, spoken = json.loads(line)
+    for written, spoken in rows(__file__, "markup.jsonl"):
         assert strip_markup(written) == spoken
 
 

@@ -39,6 +39,7 @@ from tests.support.fake_hearing import POSITIONS, TAG, FakeAligner, FakeHearing
 from tests.support.fake_talker import MUTE, PATCH, RATE, FakeTalker, Speech, talking_catalog
 from tests.support.inline_link import InlineLink
 from tests.support.refusals import assert_refused
+from tests.support.rows import rows
 from tests.support.servers import RunningServer, running_server
 from tests.support.sse import sse_events
 from tests.support.waiting import GENEROUS, wait
@@ -583,22 +584,8 @@ def test_verification_is_refused_where_it_cannot_be(heard: Heard, talking: Runni
     assert "x-verification" not in speak(heard.server, SIX, stream=False).headers
 
 
-@pytest.mark.parametrize(
-    ("text", "transcript", "errors"),
-    [
-        ("In nineteen ninety-nine it cost five dollars.", "In 1999, it cost $5.", (0, 0, 0)),
-        ("Doctor Lee doesn’t use it every day.", "Dr. Lee doesn't use it everyday", (0, 0, 0)),
-        ("这是二零二六年的第一天。", "这是2026年的第一天", (0, 0, 0)),
-        ("See engine x in the very long manual of it.", "See Nginx in the very long manual of it.", (0, 0, 2)),
-        ("Do not enter.", "Do enter.", (1, 0, 0)),
-        ("That is all.", "That is is all.", (0, 1, 0)),
-        ("That is all.", "That is all. Thank you.", (0, 2, 0)),
-        ("One two three four five.", "One", (4, 0, 0)),
-        ("今天天气很好", "今天很好", (2, 0, 0)),
-        ("Anna met Bob in Rome at noon.", "Hannah bet Rob in Rome at noon.", (0, 0, 3)),
-    ],
-)
-def test_word_errors(text: str, transcript: str, errors: tuple[int, int, int]) -> None:
-    found = word_errors(text, transcript)
-    assert (found["deletions"], found["insertions"], found["substitutions"]) == errors
-    assert found["failed"] == (errors[:2] != (0, 0) or errors[2] == 3)
+def test_word_errors() -> None:
+    for text, transcript, errors in rows(__file__, "word_errors.jsonl"):
+        found = word_errors(text, transcript)
+        assert [found[kind] for kind in ("deletions", "insertions", "substitutions")] == errors, text
+        assert found["failed"] == (errors[:2] != [0, 0] or errors[2] == 3), text

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from models.interfaces.errors import InputError
 from service.api.spoken_text.passages import MAX_PAUSE, MAX_PAUSES, PassageReader, is_ssml, may_be_ssml
+from tests.support.rows import rows
 
 Spoken = list[tuple[float, str]]
 
@@ -35,38 +36,11 @@ def spoken(text: str) -> Spoken:
     return [(pause, " ".join("".join(said).split())) for pause, said in passages]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("One.", [(0, "One.")]),
-        ("One. [pause:1.5s] Two.", [(0, "One."), (1.5, "Two.")]),
-        ("One. [PAUSE: 300ms ]Two.[pause:.25s]", [(0, "One."), (0.3, "Two."), (0.25, "")]),
-        ("[pause:2s]One.[pause:0s]Two.", [(0, ""), (2, "One.Two.")]),
-        ("**One.** [pause:1s] `code` [link](x)", [(0, "One."), (1, "code link")]),
-        ("An [aside] and [pause 1s].", [(0, "An [aside] and [pause 1s].")]),
-    ],
-)
-def test_pauses_are_marks_in_a_text(text: str, expected: Spoken) -> None:
-    assert spoken(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("inner", "expected"),
-    [
-        ("One &lt; two &amp; &#65;&#x42;.", [(0, "One < two & AB.")]),
-        ("One.<break/>Two.", [(0, "One."), (0.75, "Two.")]),
-        ('One.<break time="1.5s"/>Two.', [(0, "One."), (1.5, "Two.")]),
-        ("One.<break strength='x-strong' ></break>Two.", [(0, "One."), (1.25, "Two.")]),
-        ('One,<break strength="none"/> two.', [(0, "One, two.")]),
-        ('One.<break time="200ms" strength="strong"/>Two.', [(0, "One."), (0.2, "Two.")]),
-        ('The <sub alias="World Wide &quot;Web&quot;">WWW</sub>.', [(0, 'The World Wide "Web".')]),
-        ("<p><s>One</s><s>Two</s></p><!-- <not> & read -->", [(0, "One Two")]),
-        ("**kept** [pause:1s]", [(0, "**kept** [pause:1s]")]),
-    ],
-)
-def test_ssml(inner: str, expected: Spoken) -> None:
-    for begin in ("<speak>", ' \n<?xml version="1.0"?>\n<speak version="1.1" xmlns="http://x" xml:lang="en-US">'):
-        assert spoken(f"{begin}{inner}</speak>\n") == expected
+def test_what_is_said_and_where_pauses_lie() -> None:
+    long = ' \n<?xml version="1.0"?>\n<speak version="1.1" xmlns="http://x" xml:lang="en-US">'
+    for text, *passages in rows(__file__, "passages.jsonl"):
+        for form in (text, text.replace("<speak>", long) + "\n"):
+            assert spoken(form) == list(map(tuple, passages)), form
 
 
 def test_paragraphs_and_sentences_end_where_blank_lines_do() -> None:

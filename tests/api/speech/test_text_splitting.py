@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from service.api.spoken_text.text_splitting import Granularity, TextSplitter, spoken_length
 from tests.support.growth import is_linear
+from tests.support.rows import rows
 from tests.support.slow import slow
 from tests.support.splitting import split_text
 
@@ -34,8 +32,7 @@ def clauses(text: str) -> list[str]:
 
 def test_sentences() -> None:
     """What stands between sentences, and these."""
-    for line in Path(__file__).with_name("sentences.jsonl").read_text("utf-8").splitlines():
-        between, *expected = json.loads(line)
+    for between, *expected in rows(__file__, "sentences.jsonl"):
         assert sentences(between.join(expected)) == expected
 
 

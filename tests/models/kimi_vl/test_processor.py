@@ -26,6 +26,7 @@ from models.kimi_vl.tokenizer import SPLIT_PATTERN, load_tokenizer
 from models.text.chat_template import ChatTemplate
 from tests.models.families.family import FAMILIES
 from tests.support.prompts import prompt_of
+from tests.support.rows import rows
 from tests.support.slow import slow
 
 PATCH = 14
@@ -74,8 +75,8 @@ def clip(frames: int, fps: float = 10.0, width: int = 84, height: int = 56) -> V
 )
 def test_grids_of_the_reference(size: tuple[int, int], small: tuple[int, int], large: tuple[int, int]) -> None:
     """Instruct and the first Thinking model allow 4096 patches, Thinking-2506 allows 16384."""
-    for limit, (rows, columns) in ((4096, small), (16384, large)):
-        assert grid(*size, limit) == (rows, columns)
+    for limit, expected in ((4096, small), (16384, large)):
+        assert grid(*size, limit) == expected
 
 
 def grid(width: int, height: int, limit: int) -> tuple[int, int] | None:
@@ -292,8 +293,7 @@ def test_equals_tiktoken(text: str) -> None:
 
 def test_text_is_split_as_the_published_pattern_says() -> None:
     """Written out by hand: the comparison with tiktoken uses our pattern on both sides."""
-    for line in Path(__file__).with_name("split.jsonl").read_text("utf-8").splitlines():
-        pieces = json.loads(line)
+    for pieces in rows(__file__, "split.jsonl"):
         split = pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated").pre_tokenize_str("".join(pieces))
         assert [piece for piece, _ in split] == pieces
 
