@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -26,7 +28,6 @@ from service.cli.main import app, main
 from service.cli.serve_help import choices
 from service.media.audio_out import wav_header
 from service.settings.settings import Settings
-from tests.cli.conftest import AnswerWith, chat_stream
 from tests.media.samples import sound, tone
 from tests.support.fake_hearing import hearing_catalog
 from tests.support.ports import silent_port
@@ -151,19 +152,40 @@ def test_a_device_that_is_not_there() -> None:
     assert "device: torch finds no CUDA device" in done.stderr and "Traceback" not in done.stderr
 
 
+AnswerWith = Callable[[Callable[[], httpx.Response]], list[dict[str, Any]]]
 Failing = Callable[..., str]
 
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Failing:
-    """What `reprise ARGUMENTS` says when it ends with 1. body, status: of every answer of the server that it asks."""
-    httpx_client = httpx.Client
+def answer_with(monkeypatch: pytest.MonkeyPatch) -> AnswerWith:
+    """Answer all requests of commands; the list that is returned gets their bodies."""
+    make = httpx.Client
 
-    def said(*arguments: str, body: Iterator[bytes] | None = None, status: int = 200) -> str:
-        if body is not None or status != 200:
-            transport = httpx.MockTransport(lambda request: httpx.Response(status, content=body))
-            client = httpx_client(base_url="http://server", transport=transport)
-            monkeypatch.setattr("service.cli.commands.httpx.Client", lambda **options: client)
+    def stand_in(answer: Callable[[], httpx.Response]) -> list[dict[str, Any]]:
+        bodies: list[dict[str, Any]] = []
+
+        def handle(request: httpx.Request) -> httpx.Response:
+            bodies.append(json.loads(request.content or b"{}"))
+            return answer()
+
+        client = partial(make, base_url="http://server", transport=httpx.MockTransport(handle))
+        monkeypatch.setattr("service.cli.commands.httpx.Client", lambda **options: client())
+        return bodies
+
+    return stand_in
+
+
+def chat_stream(text: str) -> httpx.Response:
+    """A streamed answer of one chunk."""
+    chunk = {"choices": [{"delta": {"content": text}}]}
+    return httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Failing:
+    """What `reprise ARGUMENTS` says when it ends with 1."""
+
+    def said(*arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", ["reprise", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -187,10 +209,11 @@ def test_commands_that_find_no_server(tmp_path: Path, failing: Failing) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_cannot_be_written(failing: Failing) -> None:
+def test_a_file_that_cannot_be_written(failing: Failing, answer_with: AnswerWith) -> None:
     said = failing("bench", "chat", "--json", "/nowhere/a.json", "--url", "http://127.0.0.1:1")
     assert said == "reprise: /nowhere/a.json: No such file or directory\n", "before anything is measured"
-    said = failing("say", "Hello.", "--model", "m", "-o", "/nowhere/a.wav", body=iter([b"RIFF"]))
+    answer_with(lambda: httpx.Response(200, content=b"RIFF"))
+    said = failing("say", "Hello.", "--model", "m", "-o", "/nowhere/a.wav")
     assert said == "reprise: /nowhere/a.wav: No such file or directory\n"
 
 
@@ -226,8 +249,9 @@ def test_audio_to_standard_output_is_all_that_stands_there(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
-def test_a_full_disk_is_one_line(tmp_path: Path, failing: Failing) -> None:
-    said = failing("say", "Hello.", "--model", "m", "-o", "/dev/full", "--format", "wav", body=iter([b"RIFF"]))
+def test_a_full_disk_is_one_line(failing: Failing, answer_with: AnswerWith) -> None:
+    answer_with(lambda: httpx.Response(200, content=b"RIFF"))
+    said = failing("say", "Hello.", "--model", "m", "-o", "/dev/full", "--format", "wav")
     assert said == "reprise: /dev/full: No space left on device\n"
     assert Path("/dev/full").is_char_device()
     for arguments in (["version"], ["--help"], ["say", "Hello.", "-o", "-", "--url", "http://127.0.0.1:1"]):

@@ -20,15 +20,11 @@ from service.api.http.errors import ApiError, as_api_error
 from service.api.http.json_body import MAX_SIGNS, parse
 from service.api.realtime.schema import SessionParams
 from service.api.speech.schema import SpeechRequestBody
-from tests.support.refusals import assert_refused, picture, truncated_png
+from tests.support.refusals import assert_refused, cases, picture, truncated_png
 from tests.support.rows import rows
 from tests.support.servers import RunningServer
 
 USER = {"role": "user", "content": "hi"}
-
-
-def image(url: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
 
 
 def parts(*content: Any, role: str = "user") -> dict[str, Any]:
@@ -71,22 +67,11 @@ def test_what_is_no_json_object(server: RunningServer, content: bytes) -> None:
     assert_error(post(server, content), 400)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"model": "tiny", "messages": [{"role": "SECRET" * 50, "content": "x"}]},
-        {"model": "SECRET" * 1000, "messages": [USER]},
-        {"model": "tiny", "messages": [USER], "tool_choice": "SECRET" * 100},
-        parts({"type": "image_url", "image_url": {"url": picture(), "detail": "SECRET" * 50}}) | {"model": "tiny"},
-        {"model": "tiny", "messages": [{"role": "user", "content": [{"type": "SECRET"}] * 250}]},
-        {"model": "tiny", "messages": [USER], "chat_template_kwargs": {"SECRET" * 100: 1}},
-        image("https://SECRET.example/") | {"model": "tiny"},
-    ],
-)
-def test_errors_do_not_echo_the_input(server: RunningServer, body: dict[str, Any]) -> None:
-    response = post(server, body)
-    assert response.status_code in (400, 404)
-    assert "SECRET" not in response.text and len(response.content) < 1000
+def test_errors_do_not_echo_the_input(server: RunningServer) -> None:
+    for fields in cases("secrets"):
+        response = post(server, {"model": "tiny", "messages": [USER], **fields})
+        assert response.status_code in (400, 404)
+        assert "SECRET" not in response.text and len(response.content) < 1000
 
 
 @pytest.mark.parametrize("count", [1, 2])

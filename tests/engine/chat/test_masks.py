@@ -24,6 +24,7 @@ from service.api.structured.grammar import MAX_GRAMMAR_BYTES, choice_grammar, re
 from service.engine.chat.guided import guidance as guidance_module
 from service.engine.chat.guided.guidance import (
     Guidance,
+    MaskJob,
     MaskProcess,
     MaskTable,
     MaskThread,
@@ -106,6 +107,18 @@ def built(guidance: Guidance, *sequences: Sequence) -> None:
     wait(all_built, what="matchers")
 
 
+def finished(job: MaskJob) -> MaskJob:
+    while not job.done:
+        job.wait()
+    return job
+
+
+def computed(guidance: Guidance, *sequences: Sequence) -> tuple[list[int], dict[int, str]]:
+    """Places of their masks, verdicts."""
+    job = finished(guidance.masks(sequences, [[] for _ in sequences]))
+    return job.rows.tolist(), job.verdicts
+
+
 def ids(text: str) -> list[int]:
     return [ALPHABET.index(character) for character in text]
 
@@ -141,9 +154,7 @@ def test_masks_are_those_behind_tokens_that_nobody_has_read(device: str, servers
     unread: list[Unread] = [[(first, 0), (second, 0)], [(first, 0)], [(first, 1)], [], []]
     job = guidance.masks(rows, unread)
     assert job.awaited == [first, second]
-    while not job.done:
-        job.wait()
-    assert job.count == 3 and not job.verdicts
+    assert finished(job).count == 3 and not job.verdicts
     places = [1, 0, 2, 3, 0] if servers == 1 else [1, 0, 3, 2, 0]
     assert job.rows.tolist() == places
     table.writable()
@@ -163,9 +174,7 @@ def test_a_row_that_has_ended_has_no_mask_and_no_verdict(masks: np.ndarray, guid
     job = guidance.masks(rows, [[(before, 0)], [(before, 1)], [(before, 2)]])
     assert aborted.guide is not None and stopped.guide is not None
     guidance.forget(aborted.guide)
-    while not job.done:
-        job.wait()
-    assert job.rows.tolist() == [0, 1, 0] and not job.verdicts
+    assert finished(job).rows.tolist() == [0, 1, 0] and not job.verdicts
     assert following(masks[0]) == "eo"
     assert stopped.guide.num_consumed == 0, "its matcher was left alone"
 
@@ -175,9 +184,7 @@ def test_verdicts_say_which_rows_do_not_go_on(guidance: Guidance) -> None:
     bad = Sequence(guidance.begin('{"grammars": [{"lark_grammar": "start: missing"}]}'))
     rows = [bad, guided(guidance, "no", "n"), guided(guidance, "no never"), guided(guidance, "no never")]
     built(guidance, *rows)
-    job = guidance.masks(rows, [[], [(before, 0)], [(before, 1)], [(before, 2)]])
-    while not job.done:
-        job.wait()
+    job = finished(guidance.masks(rows, [[], [(before, 0)], [(before, 1)], [(before, 2)]]))
     assert set(job.verdicts) == {0, 1, 3} and job.verdicts[1] == COMPLETE
     assert "cannot be built" in job.verdicts[0]
     assert job.rows.tolist() == [0, 1, 2, 3]
@@ -296,22 +303,13 @@ def test_a_server_that_ends_fails_its_guides_and_another_one_begins(
     lost, kept = guided(guidance, "no never"), guided(guidance, "yes yet")
     built(guidance, lost, kept)
     monkeypatch.setattr(first.server, "_compute", ended)
-    job = guidance.masks([lost, kept], [[], []])
-    while not job.done:
-        job.wait()
-    assert job.verdicts == {0: BROKEN}
-    again = guidance.masks([lost, kept], [[], []])
-    while not again.done:
-        again.wait()
-    assert again.verdicts == {0: BROKEN} and again.rows.tolist() == [0, 1], "nothing is asked of one that has ended"
+    assert computed(guidance, lost, kept)[1] == {0: BROKEN}
+    assert computed(guidance, lost, kept) == ([0, 1], {0: BROKEN}), "nothing is asked of one that has ended"
     assert lost.guide is not None
     guidance.forget(lost.guide)
     other = guided(guidance, "on of")
     built(guidance, other)
-    job = guidance.masks([other], [[]])
-    while not job.done:
-        job.wait()
-    assert not job.verdicts and following(masks[0]) == "o"
+    assert not computed(guidance, other)[1] and following(masks[0]) == "o"
 
 
 def ask(engine: InlineEngine, name: str, **fields: Any) -> None:
@@ -383,14 +381,6 @@ def shared() -> SharedMasks:
 @pytest.fixture
 def processes(shared: SharedMasks) -> Iterator[list[MaskProcess]]:
     yield [MaskProcess(str(DIRECTORY), PROCESSOR.vocab_size, shared, CONFIG) for _ in range(2)]
-
-
-def computed(guidance: Guidance, *sequences: Sequence) -> tuple[list[int], dict[int, str]]:
-    """Places of their masks, verdicts."""
-    job = guidance.masks(sequences, [[] for _ in sequences])
-    while not job.done:
-        job.wait()
-    return job.rows.tolist(), job.verdicts
 
 
 def allowed(masks: np.ndarray, text: str) -> bool:

@@ -86,15 +86,24 @@ def stream(name: str = "new", *, live: bool = True, prompt: int = 40, arrival: f
     return Stream(name, live, arrival, steps, prompt, max_patches=200, positions=prompt + 200)
 
 
+def chosen(sched: SpeechScheduler, now: float = 0.0) -> Step:
+    step = sched.next_step(now)
+    assert step is not None
+    return step
+
+
+def launched(sched: SpeechScheduler, now: float = 0.0) -> Step:
+    sched.launch(step := chosen(sched, now), now)
+    return step
+
+
 def playing(sched: SpeechScheduler, count: int, slack: float, *, live: bool = True, steps: int = 10) -> list[Stream]:
     """Streams that decode at time 100 with `slack` seconds of audio ahead of their listeners."""
     streams = [stream(f"{slack}-{live}-{steps}-{i}", live=live, steps=steps) for i in range(count)]
     for one in streams:
         sched.submit(one, 0.0)
     while any(one.phase is not Phase.DECODE or one.waits_for_first_patch for one in streams):
-        step = sched.next_step(0.0)
-        assert step is not None
-        sched.launch(step, 0.0)
+        launched(sched)
     for one in streams:
         one.playback.pending = 0.0
         one.playback.started = 100.0
@@ -102,9 +111,12 @@ def playing(sched: SpeechScheduler, count: int, slack: float, *, live: bool = Tr
     return streams
 
 
-def names(step: Step | None) -> set[str]:
-    assert step is not None
+def names(step: Step) -> set[str]:
     return {one.request_id for one in step.decodes}
+
+
+def begun(step: Step) -> list[str]:
+    return [chunk.stream.request_id for chunk in step.prefills]
 
 
 def short_utterances(rate: float, seconds: float, *, clips: float = 0.0) -> list[Arrival]:
@@ -175,11 +187,8 @@ def test_a_prompt_joins_a_pass_only_where_that_stays_replayed() -> None:
     sched = scheduler(captured=replayed)
     for index in range(18):
         sched.submit(stream(f"new {index}"), 0.0)
-    first = sched.next_step(0.0)
-    assert first is not None and len(first.prefills) == 16
-    sched.launch(first, 0.0)
-    second = sched.next_step(0.0)
-    assert second is not None and len(second.prefills) == 2
+    first = launched(sched)
+    assert len(first.prefills) == 16 and len(chosen(sched).prefills) == 2
     costs = sched.forecast.costs
     assert first.predicted == pytest.approx(
         costs.mean("text_prefill", 0, 768) + costs.mean("tail", 10, 16) + costs.mean("vae", 0, 16)
@@ -200,12 +209,8 @@ def spoken(name: str, pages: tuple[VoicePage, ...]) -> Stream:
 
 def prefilled(sched: SpeechScheduler) -> list[tuple[int, int, int]]:
     """Launches the next step: start, length and patches of its chunks."""
-    step = sched.next_step(0.0)
-    assert step is not None
-    chunks = [(chunk.start, chunk.length, chunk.audio) for chunk in step.prefills]
-    sched.launch(step, 0.0)
-    sched.index_voice_pages(step)
-    return chunks
+    sched.index_voice_pages(step := launched(sched))
+    return [(chunk.start, chunk.length, chunk.audio) for chunk in step.prefills]
 
 
 def test_streams_of_a_voice_share_the_pages_of_its_reference() -> None:
@@ -260,9 +265,7 @@ def test_a_page_is_shared_once_all_of_it_is_computed() -> None:
     other = spoken("second", nova)
     sched.submit(other, 0.0)
     assert other.prefilled == 64
-    step = sched.next_step(0.0)
-    assert step is not None
-    sched.launch(step, 0.0)
+    step = launched(sched)
     third = spoken("third", nova)
     sched.submit(third, 0.0)
     assert third.prefilled == 64
@@ -295,9 +298,8 @@ def test_where_steps_are_saturated_one_of_them_lets_prompts_gather(rows: int, ga
     prompts: list[int] = []
     for index in range(5):
         sched.submit(stream(f"new {index}", arrival=100.0), 0.0)
-        step = sched.next_step(100.0)
-        assert step is not None and bool(step.prefills) != bool(step.decodes)
-        sched.launch(step, 100.0)
+        step = launched(sched, 100.0)
+        assert bool(step.prefills) != bool(step.decodes)
         prompts.append(len(step.prefills))
     assert prompts == gathered
 
@@ -308,14 +310,12 @@ def test_first_patches_are_rows_of_the_next_step_where_that_is_saturated() -> No
     for one in new:
         sched.submit(one, 0.0)
     for one in new[1:], new[:1]:  # Listeners come first.
-        prefill = sched.next_step(100.0)
-        assert prefill is not None and not prefill.decodes and not prefill.tail and not prefill.emitting
+        prefill = launched(sched, 100.0)
+        assert not prefill.decodes and not prefill.tail and not prefill.emitting
         assert [chunk.stream for chunk in prefill.prefills] == one
-        sched.launch(prefill, 100.0)
         assert all(each.waits_for_first_patch and each.waits_for_first_audio for each in one if each.live)
-        decode = sched.next_step(100.0)
-        assert decode is not None and not decode.prefills and set(one) < set(decode.decodes)
-        sched.launch(decode, 100.0)
+        decode = launched(sched, 100.0)
+        assert not decode.prefills and set(one) < set(decode.decodes)
         assert not any(each.waits_for_first_patch for each in one)
 
 
@@ -327,28 +327,21 @@ def test_first_patches_are_rows_of_the_next_step_where_that_is_saturated() -> No
 def test_otherwise_a_tail_makes_them(rows: int, steps: int) -> None:
     sched = fused(rows, steps)
     sched.submit(new := stream(arrival=100.0), 0.0)
-    prefill = sched.next_step(100.0)
-    assert prefill is not None and prefill.tail and prefill.emitting == [new]
+    prefill = chosen(sched, 100.0)
+    assert prefill.tail and prefill.emitting == [new]
 
 
 def test_a_stream_that_pauses_before_its_first_patch_holds_nobody_up() -> None:
     sched = fused(128)
     sched.submit(paused := stream("paused", arrival=100.0), 0.0)
-    prefill = sched.next_step(100.0)
-    assert prefill is not None and not prefill.tail
-    sched.launch(prefill, 100.0)
+    assert not launched(sched, 100.0).tail
     paused.paused = True
     sched.submit(new := stream(arrival=100.0), 0.0)
-    chosen = []
-    for _ in range(3):
-        step = sched.next_step(100.0)
-        assert step is not None
-        sched.launch(step, 100.0)
-        chosen += [*step.decodes, *(chunk.stream for chunk in step.prefills)]
-    assert new in chosen and paused not in chosen
+    steps = [launched(sched, 100.0) for _ in range(3)]
+    computed = {name for step in steps for name in (*names(step), *begun(step))}
+    assert new.request_id in computed and "paused" not in computed
     paused.paused = False
-    step = sched.next_step(100.0)
-    assert step is not None and paused in step.decodes
+    assert paused in chosen(sched, 100.0).decodes
 
 
 def test_the_prediction_of_first_audio_is_close() -> None:
@@ -397,31 +390,26 @@ def test_who_is_in_the_next_step(groups: list[Group], prompt: bool, decoded: lis
     streams = [playing(sched, count, slack, **fields) for count, slack, fields in groups]
     if prompt:
         sched.submit(stream(arrival=100.0), 0.0)
-    step = sched.next_step(100.0)
+    step = chosen(sched, 100.0)
     assert names(step) == {one.request_id for index in decoded for one in streams[index]}
-    assert step is not None and [chunk.stream.request_id for chunk in step.prefills] == ["new"] * prefilled
+    assert begun(step) == ["new"] * prefilled
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_that_fit() -> None:
     sched = scheduler()
     playing(sched, 2, slack=0.06)
     sched.submit(stream(prompt=1600, arrival=100.0), 0.0)
-    step = sched.next_step(100.0)
-    assert step is not None
-    assert 64 <= step.prefills[0].length < 1600 and not step.prefills[0].is_last
-    sched.launch(step, 100.0)
-    again = sched.next_step(100.0)
-    assert again is not None and again.prefills[0].start == step.prefills[0].length
+    first, second = (launched(sched, 100.0).prefills[0] for _ in range(2))
+    assert 64 <= first.length < 1600 and not first.is_last
+    assert second.start == first.length
 
 
 def test_a_batch_just_above_a_bucket_is_trimmed_by_those_furthest_ahead() -> None:
     sched = scheduler()
     near, ahead = playing(sched, 32, slack=0.6), playing(sched, 1, slack=0.9)
     for _ in range(2):
-        step = sched.next_step(100.0)
-        assert names(step) == {one.request_id for one in near}
-        sched.launch(step, 100.0)  # type: ignore[arg-type]
-    assert ahead[0].request_id in names(sched.next_step(100.0))
+        assert names(launched(sched, 100.0)) == {one.request_id for one in near}
+    assert ahead[0].request_id in names(chosen(sched, 100.0))
 
 
 def test_offline_prefills_leave_a_quarter_of_the_slots_to_listeners() -> None:
@@ -432,8 +420,7 @@ def test_offline_prefills_leave_a_quarter_of_the_slots_to_listeners() -> None:
         sched.launch(step, 0.0)
     assert len(sched.running) == 6
     sched.submit(stream("listener"), 0.0)
-    step = sched.next_step(0.0)
-    assert step is not None and [chunk.stream.request_id for chunk in step.prefills] == ["listener"]
+    assert begun(chosen(sched)) == ["listener"]
 
 
 def test_a_paused_stream_holds_its_place_and_costs_nothing() -> None:
@@ -452,8 +439,7 @@ def test_the_next_segment_of_a_stream_goes_before_new_streams() -> None:
     assert sched.least_slack(100.0) == math.inf
     sched.begin_segment(speaker, prompt_tokens=60, prompt_audio=0, max_patches=100)
     sched.submit(stream(arrival=90.0), 0.0)
-    step = sched.next_step(100.0)
-    assert step is not None and step.prefills[0].stream is speaker
+    assert chosen(sched, 100.0).prefills[0].stream is speaker
 
 
 def test_pages_are_reserved_to_the_cap_and_come_back() -> None:
@@ -461,16 +447,13 @@ def test_pages_are_reserved_to_the_cap_and_come_back() -> None:
     assert sched.submit(stream(prompt=1000), 0.0).reason == "too_long"  # type: ignore[union-attr]
     sched.submit(stream("a"), 0.0)
     sched.submit(stream("b"), 0.0)
-    step = sched.next_step(0.0)
-    assert step is not None and [chunk.stream.request_id for chunk in step.prefills] == ["a"]
-    sched.launch(step, 0.0)
+    assert begun(launched(sched)) == ["a"]
     (a,) = sched.running
     assert len(a.pages) == 15
     assert sched.reserve(a, 300) and len(a.pages) == 19
     assert not sched.reserve(a, 400)
     sched.release(a)
-    step = sched.next_step(0.0)
-    assert step is not None and [chunk.stream.request_id for chunk in step.prefills] == ["b"]
+    assert begun(chosen(sched)) == ["b"]
 
 
 @pytest.mark.parametrize("known", [True, False])

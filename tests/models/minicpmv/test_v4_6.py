@@ -23,10 +23,9 @@ from models.minicpmv.v4_6.model import load_model
 from models.minicpmv.v4_6.processor import MAX_VIDEO_EMBEDS, MiniCPMV46Processor, load_processor, sample_frames
 from service.graphs.packing import pack
 from tests.support.chat_golden import generate, golden_prompt, largest_difference
-from tests.support.golden import GOLDEN, copy_checkpoint, inputs
+from tests.support.golden import GOLDEN, change_json, copy_checkpoint, inputs
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
-from tests.support.random_reference import change_json
 from tests.support.slow import slow
 
 DIRECTORIES = [GOLDEN / "minicpmv_4_6", GOLDEN / "minicpmv_4_7"]
