@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.page.browser import Page
+from tests.page.browser import Page, script
 from tests.support.rows import rows
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SCRIPT = Path(__file__).with_name("markdown.js").read_text()
+SCRIPT = script("markdown")
 ELEMENTS = {
     *("p", "h3", "h4", "h5", "h6", "hr", "br", "ul", "ol", "li", "blockquote", "pre", "code", "em", "strong", "del"),
     *("a", "table", "thead", "tbody", "tr", "th", "td", "div", "span", "button"),
