@@ -15,6 +15,7 @@ from models.interfaces.cpus import default_threads
 from service.cli.serve_help import choices, describe, descriptions, panel
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings, load_settings, unknown_variables
+from tests.support.rows import rows
 
 
 @pytest.fixture(autouse=True)
@@ -135,47 +136,15 @@ def test_what_is_wrong_with_a_value_is_said_in_plain_words() -> None:
         assert str(caught.value) == said
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            "max_n: 1\nport: [\n",
-            "while parsing a flow node: expected the node content, but found '<stream end>', line 3",
-        ),
-        ("max_n: !!timestamp 2026-13-01\n", "month must be in 1..12"),
-        ("max_n: " + "[" * 1000, "maximum recursion depth exceeded"),
-        ("max_n: a: b\n", "mapping values are not allowed here, line 1, column 9"),
-        ("!!map [max_n]\n", "expected a mapping node, but found sequence, line 1, column 1"),
-    ],
-)
-def test_the_place_in_a_file_that_is_no_yaml(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "bad.yaml").write_text(text)
-    with pytest.raises(SettingsError) as caught:
-        load_settings(config=tmp_path / "bad.yaml")
-    assert f"bad.yaml: not a YAML file ({said}" in str(caught.value) and "unicode" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("max_n: 1\nport: 2\nmax_n: 3\n", "max_n is set in line 1 and again in line 3"),
-        ("max_n: 1\nmax_n: 1\n", "max_n is set in line 1 and again in line 2"),
-        ("port: 2\nmax-n: 1\nmax_n: 3\n", "max_n is set in line 2 and again in line 3"),
-        ("{api_key: very-secret, 'api_key': other}", "api_key is set in line 1 and again in line 1"),
-    ],
-)
-def test_a_setting_that_a_file_sets_twice_is_named_with_its_lines(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "twice.yaml").write_text(text)
-    with pytest.raises(SettingsError) as caught:
-        load_settings(config=tmp_path / "twice.yaml")
-    assert str(caught.value) == f"{tmp_path / 'twice.yaml'}: {said}"
-
-
-def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
-    for text in ("- a\n", "a: [\n"):
-        (tmp_path / "bad.yaml").write_text(text)
-        with pytest.raises(SettingsError, match=r"bad\.yaml"):
-            load_settings(config=tmp_path / "bad.yaml")
+def test_a_file_that_does_not_fit_is_named_with_the_place(tmp_path: Path) -> None:
+    """Of what is no YAML, no mapping, or sets a setting twice."""
+    file = tmp_path / "bad.yaml"
+    for text, said in rows(__file__, "refused_files.jsonl"):
+        file.write_text(text)
+        with pytest.raises(SettingsError) as caught:
+            load_settings(config=file)
+        message = str(caught.value)
+        assert message.startswith(f"{file}: {said}") and "secret" not in message and "unicode" not in message
     with pytest.raises(SettingsError, match=r"missing\.yaml"):
         load_settings(config=tmp_path / "missing.yaml")
 

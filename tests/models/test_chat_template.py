@@ -18,7 +18,7 @@ from models.qwen_vl.processor import load_processor
 from models.text.chat_template import ChatTemplate, load_chat_template
 from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
 from tests.support.golden import GOLDEN
-from tests.support.prompts import prompt_of
+from tests.support.prompts import prompt_of, say
 from tests.support.rows import rows
 
 TURN = [{"role": "user", "content": "hi"}]
@@ -91,7 +91,7 @@ def layout(tmp_path: Path, *, multimodal: bool) -> Path:
     return path
 
 
-SAID = ChatMessage("user", (ContentPart(item=0), ContentPart(text="what is it")))
+SAID = say("user", 0, "what is it")
 
 
 def test_a_text_only_template_that_a_tokenizer_saved_beside_that_of_the_processor(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_picture_for_a_text_only_template_is_refused_clearly(tmp_path: Path) -
     with pytest.raises(InputError, match="chat template is for text alone: it takes no pictures or videos") as refused:
         prompt_of(processor, [SAID], [item])
     assert refused.value.field == "messages"
-    assert len(prompt_of(processor, [ChatMessage("user", (ContentPart(text="hi"),))]).token_ids)
+    assert len(prompt_of(processor, [say("user", "hi")]).token_ids)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_texts_come_as_parts_where_a_template_shows_no_strings(tmp_path: Path) -
     path = layout(tmp_path, multimodal=True)
     (path / "chat_template.json").write_text(json.dumps({"chat_template": PARTS}))
     parts = load_processor(path)
-    said = [ChatMessage(role, (ContentPart(text=role),)) for role in ("system", "user", "assistant")]
+    said = [say(role, role) for role in ("system", "user", "assistant")]
     messages, item = [*said, SAID], usual.image(Image.new("RGB", (56, 56)))
     ids, expected = (prompt_of(processor, messages, [item]).token_ids.tolist() for processor in (parts, usual))
     assert ids == expected
@@ -208,7 +208,7 @@ def test_items_replace_placeholders(opening: list[int], following: list[tuple[Me
 
 
 def test_runs_that_meet_stay_apart() -> None:
-    chat = tokenized_chat([PLACEHOLDER], [ChatMessage("user", (ContentPart(item=0),))], {PLACEHOLDER})
+    chat = tokenized_chat([PLACEHOLDER], [say("user", 0)], {PLACEHOLDER})
     _, placeholders = expand(chat, [join([repeated(ROW, 2), repeated(ROW, 3)])])
     assert placeholders == (PlaceholderRange(0, 0, 2), PlaceholderRange(0, 2, 3))
 
@@ -216,7 +216,7 @@ def test_runs_that_meet_stay_apart() -> None:
 @pytest.mark.parametrize("tokens", [[], [PLACEHOLDER] * 2])
 def test_a_template_that_drops_or_makes_placeholders_is_refused(tokens: list[int]) -> None:
     with pytest.raises(InputError, match=f"shows {len(tokens)} of the 1 pictures"):
-        tokenized_chat(tokens, [ChatMessage("user", (ContentPart(item=0),))], {PLACEHOLDER})
+        tokenized_chat(tokens, [say("user", 0)], {PLACEHOLDER})
 
 
 def test_a_prompt_leaves_room_for_an_answer() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.interfaces.media import ChatMessage, ContentPart, Tool, ToolCall
+from models.interfaces.media import ChatMessage, Tool, ToolCall
 from models.kimi_vl.processor import load_processor as load_kimi
 from models.minicpmv.processor import load_processor as load_minicpm
 from models.qwen_vl.processor import load_processor as load_qwen
@@ -21,6 +21,7 @@ from models.text.chat_template import ChatTemplate, escaped_reasoning, unused_ch
 from models.text.tokenizer import SpecialTokens
 from models.text.tools import escaped_calls, escaped_tools, prompt_texts
 from tests.support.golden import GOLDEN
+from tests.support.prompts import say
 
 KNOWS = """
 {%- if tools %}<|im_start|>system
@@ -43,10 +44,6 @@ PLAIN = (
 MARKS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>")
 SPECIAL = SpecialTokens({name: 1000 + index for index, name in enumerate(MARKS)})
 ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}})
-
-
-def say(role: str, *texts: str, calls: tuple[ToolCall, ...] = (), reasoning: str | None = None) -> ChatMessage:
-    return ChatMessage(role, tuple(ContentPart(text=text) for text in texts), calls, reasoning)
 
 
 TALK = (
@@ -221,8 +218,8 @@ def test_every_family_shows_the_pictures_of_results(family: str, load: Any) -> N
     talk = [
         say("user", "hi"),
         say("assistant", calls=(ToolCall("look", {}),) * 3),
-        ChatMessage("tool", (ContentPart(text="one"), ContentPart(item=0), ContentPart(text="two"))),
-        ChatMessage("tool", (ContentPart(item=1),)),
+        say("tool", "one", 0, "two"),
+        say("tool", 1),
         say("tool", "three"),
     ]
     chat = processor.apply_chat_template(talk, ["image", "image"], options={}, tools=(ADD,))

@@ -47,13 +47,8 @@ from tests.support.servers import running_server
 from tests.support.tool_samples import TOOLS, call_text
 from tests.support.waiting import GENEROUS, until
 
-CALL = {"call_id": "c", "name": "f", "arguments": "{}"}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "1"}
-BROKEN = {
-    "type": "message",
-    "role": "user",
-    "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA"}],
-}
 BEGUN = ["response.created", "response.output_item.added", "conversation.item.added", "response.content_part.added"]
 ENDED = ["response.content_part.done", "conversation.item.done", "response.output_item.done", "response.done"]
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -474,27 +469,12 @@ def test_plain_http_is_told_that_this_is_a_websocket(conversing: Conversing) -> 
         assert error["code"] == "upgrade_required" and "WebSocket" in error["message"]
 
 
-NOT_BEGUN: list[tuple[Event, str]] = [
-    ({"audio": {"output": {"voice": "nobody"}}}, "response.audio.output.voice"),
-    ({"audio": {"output": {"inference_timesteps": 1}}}, "response.audio.output.inference_timesteps"),
-    ({"audio": {"output": {"model": "tiny"}}}, "response.audio.output.model"),
-    ({"output_modalities": ["text"], "tools": [{"type": "function", "name": "a b"}]}, "response.tools[0].name"),
-    ({"output_modalities": ["text"], "tool_choice": "required"}, "response.tool_choice"),
-    ({"instructions": "x" * 65000, "input": [message("x" * 65000)]}, "response.input"),
-    ({"input": [message("x"), BROKEN]}, "response.input[1].content[0].image_url"),
-    ({"input": [message("x"), OUTPUT]}, "response.input[1].call_id"),
-    ({"input": [message("x"), {"type": "function_call", **CALL}]}, "response.input[1]"),
-    ({"input": [message("x"), *[{"type": "function_call", **CALL}] * 2, OUTPUT]}, "response.input[2].call_id"),
-    ({"input": [{"type": "function_call", **CALL}, OUTPUT, OUTPUT]}, "response.input[2].call_id"),
-]
-
-
 async def test_a_response_that_cannot_begin_is_an_error(conversing: Conversing, socket: ClientConnection) -> None:
     await add(socket, "Say it.")
-    for response, param in NOT_BEGUN:
+    for case in refused_cases("live_responses"):
         before = conversing.responses().get("refused", 0)
-        error = await refused(socket, "response.create", response=response)
-        assert error["param"] == param and error["message"].startswith(f"{param}: ")
+        error = await refused(socket, "response.create", response=case["response"])
+        assert error["param"] == case["param"] and error["message"].startswith(f"{case['param']}: ")
         assert "role tool" not in error["message"] and "messages" not in error["message"]
         assert conversing.responses()["refused"] == before + 1
     assert (await answer(socket))[-1]["response"]["status"] == "completed"
@@ -507,14 +487,14 @@ async def test_a_call_or_an_output_that_stands_alone_is_named(socket: ClientConn
     output = {**OUTPUT, "call_id": "<b>"}
     error = await refused(socket, "response.create", response={"input": [output]})
     assert "has the call_id, which" in error["message"], "what is no plain id is not repeated"
-    await tell(socket, "conversation.item.create", item={"type": "function_call", **CALL, "call_id": "call_7"})
+    await tell(socket, "conversation.item.create", item={**CALL, "call_id": "call_7"})
     await up_to(socket, "conversation.item.done")
     error = await refused(socket, "response.create")
     assert error["param"] == "conversation" and "with the call_id call_7, must be followed by" in error["message"]
 
 
 async def test_an_item_that_is_referred_to_is_named_by_its_place(socket: ClientConnection) -> None:
-    for item in ({"type": "function_call", **CALL}, {**OUTPUT, "id": "alone"}):
+    for item in (CALL, {**OUTPUT, "id": "alone"}):
         await tell(socket, "conversation.item.create", item=item)
         await up_to(socket, "conversation.item.done")
     given = [message("x"), {"type": "item_reference", "id": "alone"}]
@@ -566,7 +546,7 @@ async def test_a_conversation_has_limits_and_a_deleted_item_makes_room(
 async def test_a_response_answers_no_more_items_than_a_conversation_has(socket: ClientConnection) -> None:
     """It is refused before anything is made of them: the first would hold the server for seconds."""
     for given, what in (
-        ([{"type": "function_call", **CALL}] * 50_000, "items"),
+        ([CALL] * 50_000, "items"),
         ([{"type": "item_reference", "id": "unknown"}] * (MAX_ITEMS + 1), "items"),
         ([message("x") | {"content": [{"type": "input_text", "text": "x"}] * 7}] * 2, "content parts"),
     ):

@@ -11,11 +11,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from models.interfaces.media import ChatMessage, ContentPart
 from tests.models.families.family import FAMILIES
 from tests.support.chat_golden import generate
 from tests.support.golden import change_json, copy_checkpoint, fact_of_own_fixture
-from tests.support.prompts import prompt_of
+from tests.support.prompts import prompt_of, say
 
 pytestmark = [fact_of_own_fixture, pytest.mark.slow]
 
@@ -71,8 +70,7 @@ def check_like_reference(name: str, directory: Path) -> None:
     factor = settings["patch_size"] * settings["merge_size"]
     pixels = torch.randint(256, (5 * factor, 3 * factor, 3), dtype=torch.uint8).numpy()
     items = [processor.image(Image.fromarray(part)) for part in (pixels, pixels[: 2 * factor])]
-    parts = (ContentPart(item=0), ContentPart(text="or"), ContentPart(item=1))
-    prompt = prompt_of(processor, [ChatMessage("user", parts)], items)
+    prompt = prompt_of(processor, [say("user", 0, "or", 1)], items)
     model = family.loaded(directory)
     ids, encoder = torch.from_numpy(prompt.token_ids).long()[None], model.encoder
     expected = reference(

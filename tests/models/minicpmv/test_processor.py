@@ -20,7 +20,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from models.checkpoints.published import read_json
 from models.interfaces import resizing
 from models.interfaces.errors import CheckpointError, InputError
-from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
+from models.interfaces.media import MediaItem, VideoFrames, VideoMetadata
+from models.interfaces.processor import ChatProcessor
 from models.minicpmv.config import load_config
 from models.minicpmv.encoder import part_of, patch_rows, slice_grids
 from models.minicpmv.processor import load_processor
@@ -31,7 +32,7 @@ from tests.models.families.family import FAMILIES, minicpmv_item
 from tests.models.minicpmv.golden import PROMPTS, VERSIONS, directory, expectations, golden_prompt, picture, processor
 from tests.support.encoder_replay import eager
 from tests.support.inference import no_gradients as no_gradients
-from tests.support.prompts import prompt_of
+from tests.support.prompts import prompt_of, say
 
 
 @pytest.mark.parametrize(("version", "name"), PROMPTS)
@@ -55,20 +56,15 @@ def test_golden_slices(version: str, name: str) -> None:
         np.testing.assert_array_equal(np.concatenate(patches), reference["pixel_u8"])
 
 
-def user(*content: str | int) -> ChatMessage:
-    parts = (ContentPart(text=part) if isinstance(part, str) else ContentPart(item=part) for part in content)
-    return ChatMessage("user", tuple(parts))
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_conversation_follows_the_published_template(version: str) -> None:
     owner = processor(version)
     config = read_json(directory(version), "tokenizer_config.json")
     messages = [
-        ChatMessage("developer", (ContentPart(text="be brief ."),)),
-        user("what is this ?"),
-        ChatMessage("assistant", (ContentPart(text="a car ."),)),
-        user("really ?", "look again ."),
+        say("developer", "be brief ."),
+        say("user", "what is this ?"),
+        say("assistant", "a car ."),
+        say("user", "really ?", "look again ."),
     ]
     roles = ("system", "user", "assistant", "user")
     contents = ("be brief .", "what is this ?", "a car .", "really ?\nlook again .")
@@ -89,38 +85,34 @@ def test_conversation_follows_the_published_template(version: str) -> None:
 def test_thinking() -> None:
     owner = processor("4.5")
     assert owner.reasoning_markers == ("<think>", "</think>")
-    opened = prompt_of(owner, [user("why ?")], options={"enable_thinking": True})
-    closed = prompt_of(owner, [user("why ?")], options={"enable_thinking": False})
+    opened = prompt_of(owner, [say("user", "why ?")], options={"enable_thinking": True})
+    closed = prompt_of(owner, [say("user", "why ?")], options={"enable_thinking": False})
     assert owner.detokenize(opened.token_ids.tolist()).endswith(b"<think>\n")
     marks = [owner.tokenizer.special_ids[marker] for marker in owner.reasoning_markers]
     assert [token for token in opened.token_ids.tolist() if token in marks] == marks[:1]
     assert [token for token in closed.token_ids.tolist() if token in marks] == marks
     assert owner.detokenize([marks[1]]) == b"</think>"
-    assert prompt_of(owner, [user("why ?")]).token_ids.tolist() == closed.token_ids.tolist()
+    assert prompt_of(owner, [say("user", "why ?")]).token_ids.tolist() == closed.token_ids.tolist()
+
+
+def asked(owner: ChatProcessor, answer: str) -> list[int]:
+    """Behind this answer."""
+    turns = [say("user", "why ?"), say("assistant", answer), say("user", "and ?")]
+    return prompt_of(owner, turns).token_ids.tolist()
 
 
 def test_reasoning_of_past_answers_is_left_out() -> None:
     owner = processor("4.5")
-
-    def asked(answer: str) -> list[int]:
-        turns = [user("why ?"), ChatMessage("assistant", (ContentPart(text=answer),)), user("and ?")]
-        return prompt_of(owner, turns).token_ids.tolist()
-
-    assert asked("<think>\nhm .\n</think>\n\nso .") == asked("so .")
+    assert asked(owner, "<think>\nhm .\n</think>\n\nso .") == asked(owner, "so .")
 
 
 @pytest.mark.parametrize("version", [version for version in VERSIONS if version != "2.5"])
 def test_past_answers_without_reasoning_are_as_they_were_said(version: str) -> None:
     """But in 2.5, whose template trims messages."""
     owner = processor(version)
-
-    def asked(answer: str) -> list[int]:
-        turns = [user("why ?"), ChatMessage("assistant", (ContentPart(text=answer),)), user("and ?")]
-        return prompt_of(owner, turns).token_ids.tolist()
-
-    assert asked("\n\nso .") != asked("so .")
+    assert asked(owner, "\n\nso .") != asked(owner, "so .")
     if owner.reasoning_markers is None:
-        assert b"so .</think>hm ." in owner.detokenize(asked("so .</think>hm ."))
+        assert b"so .</think>hm ." in owner.detokenize(asked(owner, "so .</think>hm ."))
 
 
 def test_pictures_are_numbered_and_videos_are_not() -> None:
@@ -129,7 +121,7 @@ def test_pictures_are_numbered_and_videos_are_not() -> None:
     clip = VideoMetadata(num_frames=2, fps=1.0, duration=2.0, height=48, width=64)
     frames = tuple(np.asarray(picture("2.6", f"images/frame_{i}.png").convert("RGB")) for i in range(2))
     video = owner.video(VideoFrames(frames, (0, 1), (0.0, 1.0), clip))
-    prompt = prompt_of(owner, [user(0, 1, 2, "x")], [image, video, image])
+    prompt = prompt_of(owner, [say("user", 0, 1, 2, "x")], [image, video, image])
     assert [run.item for run in prompt.placeholders] == [0, 1, 1, 2]
     ids = prompt.token_ids.tolist()
     marker = owner.tokenizer.special_ids["<image_id>"]

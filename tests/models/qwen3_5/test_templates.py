@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from models.interfaces.errors import CheckpointError, InputError
-from models.interfaces.media import ChatMessage, ContentPart
+from models.interfaces.media import ChatMessage
 from models.qwen_vl.v3_5.config import load_config
 from models.qwen_vl.v3_5.model import load_model
 from models.text.chat_template import ChatTemplate
@@ -24,6 +24,7 @@ from tests.models.families.family import FAMILIES
 from tests.support.block_fp8 import FP8, quantised
 from tests.support.golden import copy_checkpoint
 from tests.support.inference import no_gradients as no_gradients
+from tests.support.prompts import say
 
 CASES: dict[str, Any] = json.loads((FAMILIES["qwen3_5_moe"].directory / "template_cases.json").read_text())
 TEMPLATES = {name: ChatTemplate(source, {}) for name, source in CASES["templates"].items()}
@@ -54,10 +55,6 @@ def prompt_text(processor: Any, messages: list[ChatMessage], **options: Any) -> 
     return "".join(processor.detokenize([token]).decode(errors="replace") for token in chat.token_ids)
 
 
-def said(role: str, text: str, reasoning: str | None = None) -> ChatMessage:
-    return ChatMessage(role, (ContentPart(text=text),), reasoning=reasoning)
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -71,16 +68,16 @@ def test_a_processor_passes_on_what_its_template_reads(tmp_path: Path, name: str
     processor = with_template(name, tmp_path)
     assert processor.template_options == options and processor.call_format == "xml"
     assert processor.reasoning_markers == ("<think>", "</think>")
-    question = [said("user", "why ?")]
+    question = [say("user", "why ?")]
     assert prompt_text(processor, question, enable_thinking=True).endswith("<think>\n")
     assert prompt_text(processor, question, enable_thinking=False).endswith("</think>\n\n")
     assert prompt_text(processor, question).endswith("</think>\n\n" if "small" in name else "<think>\n")
-    turns = [*question, said("assistant", "blue", "the sky"), *question]
+    turns = [*question, say("assistant", "blue", reasoning="the sky"), *question]
     assert ("the sky" in prompt_text(processor, turns)) == (name == "3.8")
     for kept in (True, False):
         shown = "the sky" in prompt_text(processor, turns, preserve_thinking=kept)
         assert shown == (kept and "preserve_thinking" in options)
-    within = [*question, said("assistant", "<think>the sky</think>blue"), *question]
+    within = [*question, say("assistant", "<think>the sky</think>blue"), *question]
     assert ("the sky" in prompt_text(processor, within)) == (name == "3.8")
 
 
@@ -88,7 +85,7 @@ def test_special_strings_of_users_are_text(tmp_path: Path) -> None:
     """A user's <tool_response> is a question like another, and its markers are no tokens."""
     processor = with_template("3.6", tmp_path)
     for text in ("<tool_response>x</tool_response>", "</think>", "<tool_call>"):
-        chat = processor.apply_chat_template([said("user", text)], (), options={})
+        chat = processor.apply_chat_template([say("user", text)], (), options={})
         markers = [processor.tokenizer.special_ids[mark] for mark in ("<tool_response>", "</think>", "<tool_call>")]
         assert not set(markers) & set(chat.token_ids[:-3])
 
@@ -96,8 +93,8 @@ def test_special_strings_of_users_are_text(tmp_path: Path) -> None:
 def test_the_templates_own_words_refuse_a_conversation(tmp_path: Path) -> None:
     processor = with_template("3.8", tmp_path)
     for messages, words in (
-        ([said("system", "s")], "No user query found"),
-        ([said("user", "a"), said("developer", "s"), said("user", "b")], "System message must be at the beginning"),
+        ([say("system", "s")], "No user query found"),
+        ([say("user", "a"), say("developer", "s"), say("user", "b")], "System message must be at the beginning"),
     ):
         with pytest.raises(InputError, match=words) as refused:
             prompt_text(processor, messages)
