@@ -1,4 +1,4 @@
-"""Children of the server run its own code, wherever it is started."""
+"""Children of the server run its own code wherever it is started, end in time, and keep the memory that they free."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from service.cli.bench.run import CLIENT
 from service.system.children import PACKAGE_ROOT, python_command, python_environment
 from tests.support.processes import ROOT
 from tests.support.slow import slow
+from tests.support.waiting import GENEROUS
 
 HOSTILE = ("models.py", "service/__init__.py", "torch.py", "numpy.py", "msgspec.py", "site.py")
 
@@ -68,3 +69,113 @@ def test_every_child_is_started_by_the_one_command() -> None:
     assert python_command("service.cli.bench.client") == CLIENT
     sources = [path for path in (ROOT / "service").rglob("*.py") if path.name not in ("children.py", "packages.py")]
     assert not [path for path in sources if "sys.executable" in path.read_text()]
+
+
+BUSY = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from service.system import children as exits
+
+exits.EXIT_GRACE = 0.01
+began = threading.Event()
+
+
+def decode():
+    began.set()
+    threading.Event().wait()
+
+
+ThreadPoolExecutor(1).submit(decode)
+began.wait()
+print("served", flush=True)
+exits.end_soon(3)
+"""
+
+IDLE = """
+import atexit
+
+from service.system import children as exits
+
+exits.EXIT_GRACE = 600.0
+atexit.register(print, "tidied")
+exits.end_soon(3)
+"""
+
+
+def test_nobody_waits_for_a_thread_that_goes_on() -> None:
+    done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, timeout=GENEROUS)
+    assert (done.returncode, done.stdout) == (3, "served\n")
+
+
+def test_a_process_without_such_threads_ends_as_usual() -> None:
+    done = subprocess.run([sys.executable, "-c", IDLE], capture_output=True, text=True, timeout=GENEROUS)
+    assert (done.returncode, done.stdout) == (0, "tidied\n")
+
+
+CTRL_C = """
+import signal, sys, weakref
+
+from service.system.children import ended_by_ctrl_c
+
+
+class Module:
+    pass
+
+
+if sys.argv[1] == "ignored":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+module = Module()
+reference = weakref.ref(module, lambda _: signal.raise_signal(signal.SIGINT))
+with ended_by_ctrl_c():
+    del module
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize(("how", "status", "says"), [("heeded", 130, ""), ("ignored", 0, "goes on\n")])
+def test_ctrl_c_during_an_import_ends_the_process_unless_ignored(how: str, status: int, says: str) -> None:
+    done = subprocess.run([sys.executable, "-c", CTRL_C, how], capture_output=True, text=True, timeout=GENEROUS)
+    assert (done.returncode, done.stdout, done.stderr) == (status, says, "")
+
+
+CHILD = """
+import resource, threading
+from service.system.children import keep_freed_memory
+
+def decode():
+    blocks = [bytes(803_000), bytes(803_000), bytes(603_000)]
+
+def new_pages():
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+def work():
+    for _ in range(4):
+        decode()
+    before = new_pages()
+    for _ in range(8):
+        decode()
+    print(new_pages() - before)
+
+{call}
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+def new_pages(call: str) -> int:
+    child = subprocess.run([sys.executable, "-c", CHILD.format(call=call)], capture_output=True, text=True, check=True)
+    return int(child.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's thresholds")
+def test_a_thread_takes_no_new_pages_for_pictures_of_one_size() -> None:
+    given_back = new_pages("pass")
+    assert 10 * new_pages("keep_freed_memory()") < given_back
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_numpy_has_no_threads_that_spin() -> None:
+    code = "import os, service, numpy; print(len(os.listdir('/proc/self/task')))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, env={"PATH": "/bin"}) == "1\n"

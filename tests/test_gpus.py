@@ -1,15 +1,16 @@
-"""Which GPUs serve: what settings may say, and what each engine is started with."""
+"""Which GPUs serve, what each engine is started with, and how many API processes a server starts."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from service.hub.catalog import load_catalog
 from service.link.engine_link import engine_environment, num_threads, thread_variables
-from service.processes.config import engine_configs, engine_gpus, supervised
+from service.processes.config import api_process_count, count_for, engine_configs, engine_gpus, supervised, with_count
 from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
 from service.system import gpus
@@ -35,24 +36,6 @@ FOUR = ("0", "1", "2", "3")
 def test_a_number_all_or_a_list(written: object, chosen: tuple[str, ...]) -> None:
     wanted = load_settings({"gpus": written}).gpus
     assert wanted is not None and chosen_gpus(wanted, FOUR) == chosen
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ({"gpus": "0"}, "gpus: must be at least 1"),
-        ({"gpus": "some"}, "gpus: must be a number of GPUs, all, or a list"),
-        ({"gpus": "1,1"}, "gpus: names a GPU twice"),
-        ({"gpus": "-1"}, "gpus: must be a number"),
-        ({"gpus": "2", "engines": "2"}, "engines: is for several engines on the CPU"),
-        ({"gpus": "2", "device": "cpu"}, "gpus: there is none with --device cpu"),
-        ({"engines": "2", "device": "cuda"}, "engines: is for several engines on the CPU"),
-        ({"engines": "0"}, "engines: must be greater than or equal to 1"),
-    ],
-)
-def test_settings_that_do_not_fit_are_named(flags: dict[str, str], says: str) -> None:
-    with pytest.raises(SettingsError, match=says):
-        load_settings(flags)
 
 
 def test_gpus_that_are_not_there_are_named() -> None:
@@ -115,3 +98,62 @@ def test_one_engine_is_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = engine_configs(settings, load_catalog(settings), engine_gpus(settings))
     assert [(config.device, config.gpu, config.sharers, config.index) for config in configs] == [("auto", "", 1, None)]
     assert engine_environment(configs[0]).get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, processors: int, gpus: tuple[str, ...]) -> None:
+    monkeypatch.setattr("models.interfaces.cpus.available", lambda: processors)
+    for module in ("service.processes.config", "service.tuning.sizing"):
+        monkeypatch.setattr(f"{module}.visible_gpus", lambda: gpus)
+
+
+@pytest.mark.parametrize(
+    ("processors", "gpus", "number"),
+    [
+        (1, 1, 1),
+        (13, 1, 1),
+        (14, 1, 4),
+        (32, 1, 4),
+        (256, 1, 4),
+        (256, 0, 1),
+        (13, 8, 1),
+        (14, 2, 4),
+        (32, 2, 8),
+        (128, 8, 16),
+    ],
+)
+def test_four_for_each_gpu_where_there_are_processors_for_them(processors: int, gpus: int, number: int) -> None:
+    assert count_for(load_settings({}), processors, gpus).number == number
+    for asked in (1, 3):
+        assert count_for(load_settings({"api_processes": asked}), processors, gpus).number == asked
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"device": "cpu"}, "the engine computes on the same processors"),
+        ({"engines": 2, "device": "cpu"}, "the engine computes on the same processors"),
+    ],
+)
+def test_one_where_several_cannot_serve(monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], reason: str) -> None:
+    machine(monkeypatch, 32, ("0",))
+    count = api_process_count(load_settings(flags))
+    assert (count.number, count.reason) == (1, reason)
+
+
+def test_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 32, ("0", "1"))
+    one, both = api_process_count(load_settings({})), api_process_count(load_settings({"gpus": "all"}))
+    assert (one.number, both.number) == (4, 8)  # without --gpus a server uses one
+    assert both.reason == "32 processors may be used beside 2 GPUs"
+    with pytest.raises(SettingsError, match="gpus: 4 asked for, CUDA shows 2 here"):
+        api_process_count(load_settings({"gpus": 4}))
+    machine(monkeypatch, 32, ())
+    assert api_process_count(load_settings({})).number == 1
+
+
+def test_what_is_left_open_is_one_process_until_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 16, ("0",))
+    settings = load_settings({})
+    assert settings.api_processes == "auto" and not supervised(settings) and settings.num_api_processes == 1
+    chosen = with_count(settings, api_process_count(settings))
+    assert supervised(chosen) and chosen.num_api_processes == 4

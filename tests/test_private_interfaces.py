@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h11
 import pytest
@@ -28,9 +28,18 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 
 from tests.support.optional import needed
-from tests.support.private_interfaces import INTERFACES, Interface
+
+
+class Interface(NamedTuple):
+    package: str
+    versions: str
+    names: list[str]
+    users: list[str]
+
 
 ROOT = Path(__file__).parents[1]
+LISTED = tomllib.loads(Path(__file__).with_name("private_interfaces.toml").read_text())["interface"]
+INTERFACES = [Interface(**one) for one in LISTED]
 PRODUCT = ("models", "service", "deploy")
 MODULES = {"pillow": "PIL"}
 OF_PYTHON = {"_exit", "_replace"}

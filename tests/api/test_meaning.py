@@ -1,21 +1,32 @@
-"""The embedded chat model through the real server: its answers are right however they are asked for."""
+"""The embedded models say what is right, in writing and aloud: a recogniser trained on other voices understands it."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import av
+import httpx
 import numpy as np
 import pytest
+import torch
 from openai import AsyncOpenAI, OpenAI
 from PIL import Image
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
+from service.media.reference_audio import resample
 from tests.media.samples import data_url
-from tests.support.processes import ROOT, ServerProcess
+from tests.support.golden import GOLDEN, inputs
+from tests.support.processes import ROOT, ServerProcess, served
+from tests.support.tool_samples import result
+from tests.support.waiting import GENEROUS
+from training.voice.recogniser import Recogniser, distance, down, load, plain
 
 MODEL = "reprise/qwen2_vl"
 WORLD = ROOT / "tests/golden/world"
@@ -105,12 +116,6 @@ async def test_answers_among_others_are_right_and_end_by_themselves(embedded_ser
     await check_answers(embedded_server)
 
 
-def test_a_streamed_answer_is_the_same(client: OpenAI) -> None:
-    message = {"role": "user", "content": [shapes_part(), {"type": "text", "text": "What is in this picture?"}]}
-    chunks = client.chat.completions.create(model=MODEL, messages=[message], stream=True)  # type: ignore[list-item]
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == SEEN
-
-
 def test_several_turns_about_a_picture(client: OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": [shapes_part(), {"type": "text", "text": TURNS[0][0]}]}]
     for index, (question, wanted) in enumerate(TURNS):
@@ -125,3 +130,198 @@ def test_a_question_without_a_picture(client: OpenAI) -> None:
     message = {"role": "user", "content": "Who are you?"}
     answer = client.chat.completions.create(model=MODEL, messages=[message])  # type: ignore[list-item]
     assert answer.choices[0].message.content.startswith("I am the small demonstration model of Reprise.")  # type: ignore[union-attr]
+
+
+SENTENCES = (
+    "There are three yellow stars.",
+    "I see a large blue square.",
+    "The picture shows a small red circle and a big green triangle.",
+    "My gardener found the old map behind the church.",
+    "Frank hurried across the village.",
+)
+RATE = 48_000
+MOST_MISHEARD = 0.15
+"""Of the words of all sentences, 37 or more: at the worst of ten seeds it is 0.06, of 500 sentences."""
+MOST_MISHEARD_OF_ONE = 0.34
+"""Of the words of one sentence: none may be missing, or be another one."""
+MISHEARD = {"sent turn a": "center and a"}
+"""What the recogniser hears of natural speech, too: what was said."""
+
+
+@pytest.fixture(scope="module")
+def recogniser() -> Recogniser:
+    return load(torch.device("cpu"))
+
+
+def samples(audio: bytes, response_format: str) -> np.ndarray:
+    """-> float32 [n] at RATE."""
+    if response_format == "pcm":
+        return resample(np.frombuffer(audio, "<i2").astype(np.float32) / 32768, 24_000, RATE)
+    with av.open(io.BytesIO(audio)) as container:
+        resampler = av.AudioResampler(format="flt", layout="mono", rate=RATE)
+        decoded = [*container.decode(audio=0), None]
+        return np.concatenate([part.to_ndarray()[0] for frame in decoded for part in resampler.resample(frame)])
+
+
+def listen(recogniser: Recogniser, text: str, wave: np.ndarray) -> tuple[list[str], list[str]]:
+    """wave float32 [n] at RATE -> the words of the text, and those that were understood."""
+    heard = recogniser(down(torch.from_numpy(wave.copy())[None])[0])
+    for wrong, said in MISHEARD.items():
+        heard = heard.replace(wrong, said)
+    return recogniser.same(plain(text)).split(), heard.split()
+
+
+def assert_understood(*speeches: tuple[list[str], list[str]]) -> None:
+    wrong = [distance(asked, heard) for asked, heard in speeches]
+    words = [len(asked) for asked, _ in speeches]
+    assert sum(wrong) <= MOST_MISHEARD * sum(words), speeches
+    assert all(each <= MOST_MISHEARD_OF_ONE * of for each, of in zip(wrong, words, strict=True)), speeches
+
+
+def speech(url: str, text: str, **settings: object) -> bytes:
+    body = {"model": "reprise/voxcpm2", "input": text, "seed": 1, **settings}
+    return httpx.post(f"{url}/v1/audio/speech", json=body, timeout=GENEROUS).raise_for_status().content
+
+
+@pytest.mark.parametrize(
+    ("response_format", "sentences"), [("mp3", SENTENCES), ("opus", SENTENCES[:2]), ("pcm", SENTENCES[:2])]
+)
+def test_the_words_of_sentences_are_understood(
+    embedded_server: ServerProcess, recogniser: Recogniser, response_format: str, sentences: Sequence[str]
+) -> None:
+    """Two in the formats in which the same sound only has other bytes."""
+    with ThreadPoolExecutor(len(sentences)) as pool:
+        settings = {"response_format": response_format}
+        answers = list(pool.map(lambda text: speech(embedded_server.url, text, **settings), sentences))
+    waves = [samples(answer, response_format) for answer in answers]
+    assert_understood(*(listen(recogniser, text, wave) for text, wave in zip(sentences, waves, strict=True)))
+
+
+def test_a_described_voice_says_the_text_alone(embedded_server: ServerProcess, recogniser: Recogniser) -> None:
+    described = {"response_format": "pcm", "instructions": "A young woman, speaking softly."}
+    with ThreadPoolExecutor(len(SENTENCES)) as pool:
+        spoken = list(pool.map(lambda text: speech(embedded_server.url, text, **described), SENTENCES))
+    assert spoken[0] != speech(embedded_server.url, SENTENCES[0], response_format="pcm")
+    assert_understood(
+        *(listen(recogniser, t, samples(audio, "pcm")) for t, audio in zip(SENTENCES, spoken, strict=True))
+    )
+
+
+def test_a_spoken_answer_about_a_picture_is_understood(embedded_server: ServerProcess, recogniser: Recogniser) -> None:
+    """What the model that sees answers is what the model that speaks says."""
+    shown = {"type": "image_url", "image_url": {"url": data_url(SHAPES.read_bytes())}}
+    content = [shown, {"type": "text", "text": "Describe the picture."}]
+    body = {"model": "reprise/qwen2_vl", "temperature": 0, "messages": [{"role": "user", "content": content}]}
+    answer = httpx.post(f"{embedded_server.url}/v1/chat/completions", json=body, timeout=GENEROUS)
+    said = answer.raise_for_status().json()["choices"][0]["message"]["content"]
+    with ThreadPoolExecutor(3) as pool:
+        spoken = list(
+            pool.map(lambda seed: speech(embedded_server.url, said, response_format="pcm", seed=seed), range(3))
+        )
+    heard = [listen(recogniser, said, samples(audio, "pcm")) for audio in spoken]
+    assert {"circle", "square"} <= {*heard[0][0]}, said
+    assert_understood(*heard)
+
+
+SPOKEN: dict[str, Any] = {
+    "model": MODEL,
+    "modalities": ["text", "audio"],
+    "temperature": 0,
+    "seed": 3,
+    "audio": {"voice": "nova", "format": "wav", "max_len": 3},
+}
+PATCH_SECONDS = 0.16
+
+
+def question(text: str) -> Any:
+    url = "data:image/png;base64," + base64.b64encode(SHAPES.read_bytes()).decode()
+    return [
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]}
+    ]
+
+
+def test_a_streamed_answer_is_the_same_answer_and_sounds_the_same(client: OpenAI) -> None:
+    asked = {**SPOKEN, "audio": {**SPOKEN["audio"], "format": "pcm16", "sample_rate": 48_000}}
+    asked["messages"] = question("Is there a dog in the picture?")
+    whole: Any = client.chat.completions.create(**asked)
+    chunks = list(client.chat.completions.create(stream=True, **asked))
+    audio: list[Any] = [choice.delta.audio for chunk in chunks for choice in chunk.choices if choice.delta.audio]
+    text = "".join(entry.transcript or "" for entry in audio)
+    assert text == whole.choices[0].message.audio.transcript == ONLY
+    sound = base64.b64decode("".join(entry.data or "" for entry in audio))
+    before = base64.b64decode(whole.choices[0].message.audio.data)
+    assert len(sound) == len(before) > 2 * 7680 * 3
+    difference = np.frombuffer(sound, "<i2").astype(int) - np.frombuffer(before, "<i2")
+    assert np.abs(difference).max() <= 8
+
+
+def test_a_call_is_not_spoken_and_the_answer_to_its_result_is(client: OpenAI) -> None:
+    """Only the grammar makes the model call."""
+    messages = question("What color is the square?")
+    color = {"type": "object", "properties": {"color": {"enum": ["red", "blue"]}}, "required": ["color"]}
+    paint = {"name": "paint", "parameters": {**color, "additionalProperties": False}}
+    asked = {**SPOKEN, "tools": [{"type": "function", "function": paint}], "parallel_tool_calls": False}
+    (one,) = client.chat.completions.create(messages=messages, tool_choice="required", **asked).choices
+    calls = one.message.tool_calls
+    assert one.finish_reason == "tool_calls" and calls and (one.message.content, one.message.audio) == (None, None)
+    messages += [one.message, *(result(call.id, "Done.") for call in calls)]
+    answer: Any = client.chat.completions.create(messages=messages, tool_choice="none", **asked)
+    assert answer.choices[0].message.audio.transcript and answer.usage.completion_tokens_details.audio_tokens > 0
+    audio = {"role": "assistant", "audio": {"id": answer.choices[0].message.audio.id}}
+    again = [*messages, audio, {"role": "user", "content": "And the circle?"}]
+    grown: Any = client.chat.completions.create(messages=again, tool_choice="none", **asked)
+    assert grown.usage.prompt_tokens > answer.usage.prompt_tokens
+
+
+def test_an_answer_that_fits_a_schema_is_spoken(client: OpenAI) -> None:
+    schema = {"type": "object", "properties": {"color": {"enum": ["red", "blue"]}}, "required": ["color"]}
+    schema["additionalProperties"] = False
+    shape = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+    messages = question("What color is the square?")
+    answer: Any = client.chat.completions.create(messages=messages, response_format=shape, **SPOKEN)
+    assert json.loads(answer.choices[0].message.audio.transcript)["color"] in ("red", "blue")
+    assert answer.usage.completion_tokens_details.audio_tokens > 0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    home = str(tmp_path_factory.mktemp("home"))
+    with served("--quantization", "fp8", "--dtype", "auto", "--max-frames", "16", HOME=home) as running:
+        yield running
+
+
+async def test_answers_among_others_are_right(server: ServerProcess) -> None:
+    await check_answers(server)
+
+
+def test_other_weights_give_the_plain_servers_answer(server: ServerProcess, embedded_server: ServerProcess) -> None:
+    message: Any = {"role": "user", "content": [shapes_part(), {"type": "text", "text": "What is in this picture?"}]}
+    chances = []
+    for url in (server.url, embedded_server.url):
+        with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600) as client:
+            choice = client.chat.completions.create(model=MODEL, messages=[message], logprobs=True).choices[0]
+        assert choice.message.content == SEEN
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        chances.append([token.logprob for token in choice.logprobs.content])
+    assert chances[0] != chances[1]
+
+
+def test_a_published_checkpoint_answers_as_its_reference(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """AWQ: the log-probabilities of twenty greedy tokens among those that the tokenizer has; the table is larger."""
+    directory = GOLDEN / "quantised/awq"
+    expected = load_file(directory / "expected.safetensors")
+    logits, ids = (expected[f"prompt.text.generated_{what}"] for what in ("logits", "ids"))
+    known = Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab_size()
+    wanted = logits[:, :known].log_softmax(-1).gather(-1, ids[:, None])[:, 0].tolist()
+    messages: Any = inputs(directory)["prompts"]["text"]["messages"]
+    home = str(tmp_path_factory.mktemp("home"))
+    with (
+        served("--model", str(directory), "--dtype", "float32", HOME=home) as running,
+        OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=600) as client,
+    ):
+        model = client.models.list().data[0].id
+        choice = client.chat.completions.create(
+            model=model, messages=messages, max_tokens=len(ids), temperature=0, logprobs=True
+        ).choices[0]
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    assert [token.logprob for token in choice.logprobs.content] == pytest.approx(wanted, abs=2e-4)

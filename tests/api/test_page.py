@@ -11,7 +11,11 @@ import httpx
 import pytest
 
 from service.api.http.page import HEADERS, TYPES, read_sources
+from service.metrics.metrics import PREFIX, SPECS
+from service.metrics.page import WATCHED
+from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
+from tests.support.waiting import GENEROUS, wait
 
 ADDRESS = re.compile(r"(?:https?:|wss?:)?//[\w.-]+\.\w+|@import|\burl\(")
 NAMESPACE = '"http://www.w3.org/2000/svg"'
@@ -141,3 +145,21 @@ def test_it_can_be_left_out() -> None:
     with running_server(page=False) as running:
         assert httpx.get(f"{running.url}/").status_code == 404
         assert httpx.get(f"{running.url}/v1/models").status_code == 200
+
+
+def test_requests_from_before_the_page_was_opened_are_counted() -> None:
+    with running_server() as server:
+        url = f"{server.url}/metrics/history"
+        wait(lambda: len(httpx.get(url).json()) > 0, GENEROUS, "the first reading, at the start")
+        (first, *_) = httpx.get(url).json()
+        assert first["age"] >= 0 and f"{PREFIX}_requests_running" in first["metrics"]
+        named = set(re.findall(rf"^{PREFIX}_(\w+)", first["metrics"], re.MULTILINE))
+        assert named <= set(WATCHED), "no others"
+
+
+def test_all_that_the_page_draws_is_kept() -> None:
+    watch = (ROOT / "service/page/watch.js").read_text()
+    plots = watch[watch.index("const PLOTS") : watch.index("let readings")]
+    drawn = {spec.name for spec in SPECS if f'"{spec.name}"' in plots}
+    kept = {name.removesuffix("_bucket") for name in WATCHED}
+    assert drawn and drawn <= kept and kept <= {spec.name for spec in SPECS}

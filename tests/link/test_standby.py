@@ -1,5 +1,4 @@
-"""An engine starts in a standby process that was prepared before: while the server imports itself, or while it
-serves."""
+"""Engine processes: the standby that the next start runs in, and how one ends."""
 
 from __future__ import annotations
 
@@ -11,16 +10,27 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from benchmarks.servers.footprint import inspect
 from service.link import engine_link
 from service.link.config import EngineConfig, ModelConfig
-from service.link.engine_link import ENTRY, STANDBY, ProcessLink, Standby, start_engine_process
+from service.link.engine_link import (
+    ENTRY,
+    STANDBY,
+    SUPERVISOR,
+    EngineSocket,
+    ProcessLink,
+    Standby,
+    start_engine_process,
+)
 from service.link.messages import Outputs, Stop
+from service.system.children import python_command, python_environment
 from tests.support.processes import ROOT
-from tests.support.waiting import until
+from tests.support.waiting import GENEROUS, until
 
 EMBEDDED = ROOT / "models" / "embedded"
 PROGRAM = """
@@ -179,3 +189,44 @@ async def test_an_engine_starts_in_a_deleted_directory(tmp_path: Path, monkeypat
     finally:
         process.kill()
         await process.wait()
+
+
+PROGRAM_OF_TEST = """
+import atexit, logging, sys, threading
+from models.interfaces.errors import CheckpointError
+
+def serve(config, channel):
+    threading.Thread(target=threading.Event().wait).start()
+    atexit.register(threading.Event().wait)
+    logging.getLogger("reprise.engine").error("said last")
+    print("printed last", end="")
+    if config.models[0].name == "bad":
+        raise CheckpointError("what is bad")
+"""
+
+
+@pytest.mark.parametrize(("model", "status", "said"), [("good", 0, "said last"), ("bad", 3, "what is bad")])
+def test_an_engine_process_exits_without_its_threads(tmp_path: Any, model: str, status: int, said: str) -> None:
+    """Of a thread and of a handler at exit that never end."""
+    (tmp_path / "entry_of_test.py").write_text(PROGRAM_OF_TEST)
+    config = EngineConfig((ModelConfig(model, "/nowhere"),), device="cpu")
+    process = subprocess.Popen(
+        python_command("service.link.process", f"ipc://{tmp_path}/engine", "entry_of_test:serve"),
+        env=python_environment(os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    peer = EngineSocket(f"ipc://{tmp_path}/engine", SUPERVISOR)
+    try:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(msgspec.json.encode(config) + b"\n")
+        process.stdin.flush()
+        # Standard input stays open: the end of the parent would end it, too.
+        assert process.wait(GENEROUS) == status
+        output = process.stdout.read().decode()
+        assert said in output and "printed last" in output
+    finally:
+        process.kill()
+        process.communicate()
+        peer.close()

@@ -1,16 +1,20 @@
-"""The guard, with fake resolvers and connectors that lead to servers on the loopback interface alone."""
+"""What is fetched: from which addresses, within which limits; and data: URLs with their base64."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
+import re
 import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpcore
 import pytest
@@ -20,6 +24,7 @@ from hypothesis import strategies as st
 from models.interfaces.errors import InputError
 from service.media import fetch as module
 from service.media.fetch import (
+    DENIED,
     FETCHED_AT_ONCE,
     FETCHED_FOR_ONE,
     RESOLVED_AT_ONCE,
@@ -27,6 +32,11 @@ from service.media.fetch import (
     Fetcher,
     FetchesBusy,
     UrlPolicy,
+    declared_type,
+    decode_base64,
+    is_data_url,
+    is_public,
+    payload_of,
 )
 from tests.support.waiting import GENEROUS, until
 
@@ -462,3 +472,95 @@ async def test_odd_urls_are_refused(policy: UrlPolicy) -> None:
 async def test_no_url_does_more_than_be_refused(rest: str) -> None:
     with pytest.raises(InputError):
         await fetch(Fetcher(OPEN, resolver=names(a=[PUBLIC]), connector=Unreachable()), f"https://{rest}")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "0.0.0.0", "10.1.2.3", "100.64.0.1", "169.254.169.254", "172.31.255.255", "192.0.0.192"),
+        *("192.168.1.1", "198.19.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255", "::", "::1", "::ffff:8.8.8.8"),
+        *("::ffff:127.0.0.1", "64:ff9b::a00:1", "64:ff9b:1::1", "2002:7f00:1::", "fc00::1", "fe80::1", "fe80::1%eth0"),
+        *("fec0::1", "ff02::1", "2001:db8::1", "2001::1", "2606:4700::1%1", "", "localhost", "2130706433", "0x7f.1"),
+    ],
+)
+def test_refused(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700::", "2a00:1450:4001::200e", "172.32.0.1"])
+def test_allowed(address: str) -> None:
+    assert is_public(address)
+
+
+@given(st.sampled_from(DENIED), st.data())
+def test_every_address_of_a_denied_network_is_refused(network, data: st.DataObject) -> None:
+    offset = data.draw(st.integers(0, network.num_addresses - 1))
+    assert not is_public(str(network[offset]))
+
+
+@given(st.integers(0, 2**32 - 1).map(IPv4Address) | st.integers(0, 2**128 - 1).map(IPv6Address))
+def test_agrees_with_the_list_and_with_ipaddress(address: IPv4Address | IPv6Address) -> None:
+    listed = any(address in network for network in DENIED if network.version == address.version)
+    assert is_public(str(address)) == (not listed and address.is_global)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_no_ipv4_address_gets_through_as_an_ipv6_one(packed: int) -> None:
+    for prefix in (0, 0xFFFF << 32, int(ip_address("64:ff9b::"))):
+        assert not is_public(str(IPv6Address(prefix | packed)))
+
+
+@given(st.binary(max_size=200))
+def test_round_trip(data: bytes) -> None:
+    url = "data:image/PNG;charset=x;base64," + base64.b64encode(data).decode()
+    assert declared_type(url) == "image/png"
+    assert decode_base64(payload_of(url, field="f"), field="f", max_bytes=200) == data
+
+
+@pytest.mark.parametrize(
+    "url", ["data:", "data:image/png,abc", "data:base64,abc", "data:;base64" + "x" * 300 + ",", "https://x/y,z"]
+)
+def test_other_forms_are_refused(url: str) -> None:
+    with pytest.raises(InputError, match="data URL") as caught:
+        payload_of(url, field="f")
+    assert caught.value.field == "f"
+
+
+@pytest.mark.parametrize("payload", ["ab", "ab=c", "a b=", "ab\n=", "äöü=", "????", "a-b-c", "%41AAA", "AA%3", "%"])
+def test_base64_is_strict(payload: str) -> None:
+    with pytest.raises(InputError, match="base64"):
+        decode_base64(payload, field="f", max_bytes=100)
+
+
+@pytest.mark.parametrize("size", [198, 199, 200])
+def test_other_spellings_of_base64_are_taken(size: int) -> None:
+    """Python's urlsafe_b64encode, JavaScript's base64url without padding, and URLs that were percent-encoded."""
+    data = bytes(range(255, 255 - size, -1))
+    standard = base64.b64encode(data).decode()
+    safe = base64.urlsafe_b64encode(data).decode()
+    escaped = quote(standard, safe="")
+    assert len({standard, safe, escaped}) == 3
+    for spelling in (safe, safe.rstrip("="), escaped, re.sub("%..", lambda code: code[0].lower(), escaped)):
+        assert decode_base64(spelling, field="f", max_bytes=len(spelling)) == data
+
+
+def test_length_is_checked_before_decoding() -> None:
+    assert decode_base64("AAAA", field="f", max_bytes=3) == bytes(3)
+    with pytest.raises(InputError, match="at most 3 bytes"):
+        decode_base64("AAAAAAA!", field="f", max_bytes=3)
+    with pytest.raises(InputError, match="at most 2 bytes"):
+        decode_base64("AAAA", field="f", max_bytes=2)
+
+
+def test_scheme_in_any_case() -> None:
+    assert is_data_url("DATA:image/png;base64,")
+    assert not is_data_url("https://data:")
+
+
+@pytest.mark.parametrize("space", ["\n", "\r\n", " ", "\t", "\f", "\v"])
+def test_wrapped_base64_is_taken(space: str) -> None:
+    data = bytes(range(200))
+    encoded = base64.b64encode(data).decode()
+    wrapped = space + "".join(encoded[at : at + 76] + space for at in range(0, len(encoded), 76))
+    payload = payload_of("data:image/png;base64," + wrapped, field="f")
+    assert decode_base64(payload, field="f", max_bytes=len(data)) == data

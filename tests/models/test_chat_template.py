@@ -1,4 +1,4 @@
-"""Which of a checkpoint's files holds the chat template, and what a template without pictures does with one."""
+"""Which of a checkpoint's files holds the chat template, what it renders, and placeholders in it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
-from models.interfaces.errors import CheckpointError, InputError
-from models.interfaces.media import ChatMessage, ContentPart
+from models.interfaces.errors import CheckpointError, InputError, PromptTooLong
+from models.interfaces.media import ChatMessage, ContentPart, PlaceholderRange
 from models.qwen_vl.processor import load_processor
 from models.text.chat_template import ChatTemplate, load_chat_template
+from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
 from tests.support.golden import GOLDEN
-from tests.support.prompts import prompt_of
+from tests.support.prompts import prompt_of, say
+from tests.support.rows import rows
 
 TURN = [{"role": "user", "content": "hi"}]
 TEXT_ONLY = (
@@ -86,7 +91,7 @@ def layout(tmp_path: Path, *, multimodal: bool) -> Path:
     return path
 
 
-SAID = ChatMessage("user", (ContentPart(item=0), ContentPart(text="what is it")))
+SAID = say("user", 0, "what is it")
 
 
 def test_a_text_only_template_that_a_tokenizer_saved_beside_that_of_the_processor(tmp_path: Path) -> None:
@@ -104,7 +109,7 @@ def test_a_picture_for_a_text_only_template_is_refused_clearly(tmp_path: Path) -
     with pytest.raises(InputError, match="chat template is for text alone: it takes no pictures or videos") as refused:
         prompt_of(processor, [SAID], [item])
     assert refused.value.field == "messages"
-    assert len(prompt_of(processor, [ChatMessage("user", (ContentPart(text="hi"),))]).token_ids)
+    assert len(prompt_of(processor, [say("user", "hi")]).token_ids)
 
 
 @pytest.mark.parametrize(
@@ -149,37 +154,15 @@ def test_texts_come_as_parts_where_a_template_shows_no_strings(tmp_path: Path) -
     path = layout(tmp_path, multimodal=True)
     (path / "chat_template.json").write_text(json.dumps({"chat_template": PARTS}))
     parts = load_processor(path)
-    said = [ChatMessage(role, (ContentPart(text=role),)) for role in ("system", "user", "assistant")]
+    said = [say(role, role) for role in ("system", "user", "assistant")]
     messages, item = [*said, SAID], usual.image(Image.new("RGB", (56, 56)))
     ids, expected = (prompt_of(processor, messages, [item]).token_ids.tolist() for processor in (parts, usual))
     assert ids == expected
 
 
-@pytest.mark.parametrize(
-    ("shown", "roles"),
-    [
-        ("{{ m.content if m.role == 'system' else m.content[0]['text'].strip() }}", {"user", "assistant"}),
-        ("{{ m.content }}", set()),
-        ("{{ m.content if m.content is string else m.content[0].text }}", set()),
-        (
-            "{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content[0].text }}",
-            {"user", "assistant"},
-        ),
-        (
-            "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content[0].text }}",
-            {"system", "user", "assistant"},
-        ),
-        (
-            "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}"
-            "{{ m.content if m.role == 'system' else m.content[0].text }}",
-            {"user", "assistant"},
-        ),
-        ("{% if m.content is string %}{{ 1 / 0 }}{% endif %}{{ m.content[0].text }}", {"system", "user", "assistant"}),
-        ("{{ m.content.index('#') }}{{ m.content }}", set()),
-    ],
-)
-def test_which_roles_need_parts(shown: str, roles: set[str]) -> None:
-    assert ChatTemplate(f"{{% for m in messages %}}{shown}{{% endfor %}}", {}).parts_only == roles
+def test_which_roles_need_parts() -> None:
+    for shown, *needed in rows(__file__, "needed_parts.jsonl"):
+        assert ChatTemplate(f"{{% for m in messages %}}{shown}{{% endfor %}}", {}).parts_only == set(needed), shown
 
 
 def test_results_of_tools_come_as_parts_where_a_template_shows_no_strings() -> None:
@@ -201,3 +184,42 @@ def test_a_template_that_fails_on_a_conversation_makes_no_other_error(fault: str
     with pytest.raises(InputError, match=r"cannot render these messages \(\w+Error\)") as refused:
         template.render([{"role": "user", "content": "secret"}])
     assert "secret" not in str(refused.value)
+
+
+PLACEHOLDER, ROW = 1, 2
+TEXT = st.lists(st.integers(10, 20), max_size=4)
+PART = st.one_of(TEXT.map(plain), st.integers(1, 5).map(lambda count: repeated(ROW, count)))
+MEDIA = st.lists(PART, min_size=1, max_size=4).map(join)
+
+
+@given(TEXT, st.lists(st.tuples(MEDIA, st.integers(0, 3), TEXT), max_size=5))
+def test_items_replace_placeholders(opening: list[int], following: list[tuple[MediaTokens, int, list[int]]]) -> None:
+    tokens, expected = list(opening), list(opening)
+    for media, _, text in following:
+        tokens += [PLACEHOLDER, *text]
+        expected += [*media.token_ids.tolist(), *text]
+    message = ChatMessage("user", tuple(ContentPart(item=item) for _, item, _ in following))
+    chat = tokenized_chat(tokens, [message], {PLACEHOLDER})
+    token_ids, placeholders = expand(chat, [media for media, _, _ in following])
+    assert token_ids.dtype == np.int32 and token_ids.tolist() == expected
+    assert [run.item for run in placeholders] == [item for media, item, _ in following for _ in media.runs]
+    rows = [index for run in placeholders for index in range(run.start, run.start + run.length)]
+    assert rows == [index for index, token in enumerate(expected) if token == ROW]
+
+
+def test_runs_that_meet_stay_apart() -> None:
+    chat = tokenized_chat([PLACEHOLDER], [say("user", 0)], {PLACEHOLDER})
+    _, placeholders = expand(chat, [join([repeated(ROW, 2), repeated(ROW, 3)])])
+    assert placeholders == (PlaceholderRange(0, 0, 2), PlaceholderRange(0, 2, 3))
+
+
+@pytest.mark.parametrize("tokens", [[], [PLACEHOLDER] * 2])
+def test_a_template_that_drops_or_makes_placeholders_is_refused(tokens: list[int]) -> None:
+    with pytest.raises(InputError, match=f"shows {len(tokens)} of the 1 pictures"):
+        tokenized_chat(tokens, [say("user", 0)], {PLACEHOLDER})
+
+
+def test_a_prompt_leaves_room_for_an_answer() -> None:
+    check_length(np.zeros(7, np.int32), 8)
+    with pytest.raises(PromptTooLong, match="length is 8 tokens, of which the prompt takes 8 and the answer"):
+        check_length(np.zeros(8, np.int32), 8)

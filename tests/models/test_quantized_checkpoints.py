@@ -8,10 +8,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.checkpoints.quantised import quantised
 from models.checkpoints import weight_files
@@ -19,11 +20,13 @@ from models.checkpoints.quantized import QuantizedTensors
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.errors import CheckpointError
 from models.layers.kernels import gemm
-from models.layers.quantized import Codes, QuantizedWeight, packed, unpacked
+from models.layers.quantized import COLUMNS, E4M3, Codes, QuantizedLinear, QuantizedWeight, packed, unpacked
 from service.hub import EMBEDDED
-from tests.support.chat_golden import generate, golden_prompt, largest_difference
-from tests.support.golden import GOLDEN, copy_checkpoint, inputs, prompts, read_json
+from tests.models.families.family import Family, families
+from tests.support.chat_golden import generate, golden_prompt, largest_difference, rounding_error
+from tests.support.golden import GOLDEN, copy_checkpoint, inputs, is_chat, prompts, read_json
 from tests.support.inference import no_gradients as no_gradients
+from tests.support.inline_engine import InlineEngine
 from tests.support.slow import slow
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -146,9 +149,9 @@ def test_a_whole_model_is_exact(directory: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("directory", WHOLE, ids=lambda path: path.name)
 def test_a_whole_model_on_a_gpu_is_close(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bfloat16, along the expected tokens, with activations in 16 bits (test_quantization.py has those in 8). The
-    fixtures' readers of other libraries, which round activations or weights to 16 bits, are within 0.15; a mistake in a
-    kernel or in the order of codes costs 1 and more."""
+    """In bfloat16, along the expected tokens, with activations in 16 bits. The fixtures' readers of other
+    libraries, which round activations or weights to 16 bits, are within 0.15; a mistake in a kernel or in the order of
+    codes costs 1 and more."""
     rules = tuple(rule for rule in gemm.E4M3_RULES if rule is not gemm.eight_bit)
     monkeypatch.setattr(gemm, "E4M3_RULES", rules)
     expected = load_file(directory / "expected.safetensors")
@@ -178,63 +181,6 @@ def test_headers_tell_what_is_held(directory: Path) -> None:
     )
     assert real == dry
     assert {name: shape for name, (shape, _) in real.items()} == {name: shape for name, (shape, _) in random.items()}
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"quant_method": "awq", "bits": 4, "version": "gemv"}, r"version 'gemv' is not hosted, expected 'gemm'"),
-    ({"quant_method": "awq", "bits": 3}, "bits 3 is not hosted"),
-    ({"quant_method": "gptq", "bits": 2}, "bits 2 is not hosted"),
-    ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
-    ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "is_marlin_format True"),
-    ({"quant_method": "gptq", "bits": 4, "pack_dtype": "int8"}, "pack_dtype 'int8'"),
-    ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not hosted; hosted are AWQ"),
-    ({"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"}, "'auto-round' is not hosted"),
-    ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),
-    ({"quant_method": "fp8", "weight_block_size": [128]}, r"a block of \[128\]"),
-    ({"quant_method": "compressed-tensors"}, "config_groups is missing"),
-    ({"quant_method": "compressed-tensors", "transform_config": {"a": 1}}, "transform_config"),
-    *(
-        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"format": name, "weights": {}}}}, name)
-        for name in ("nvfp4-pack-quantized", "marlin-24", "int-quantized", "naive-quantized")
-    ),
-    (
-        {
-            "quant_method": "compressed-tensors",
-            "format": "pack-quantized",
-            "config_groups": {"g": {"weights": {"num_bits": 3, "type": "int", "strategy": "group"}}},
-        },
-        r"config_groups\.g\.weights: num_bits 3",
-    ),
-]
-
-
-def test_other_formats_are_refused_by_name(tmp_path: Path) -> None:
-    """By config.json alone, which is downloaded before the weights are."""
-    directory = copy_checkpoint(FIXTURES / "awq", tmp_path / "refused")
-    config = read_json(directory, "config.json")
-    for given, message in REFUSED:
-        (directory / "config.json").write_text(json.dumps({**config, "quantization_config": given}))
-        with pytest.raises(CheckpointError, match=message):
-            family_of(directory)
-    directory = copy_checkpoint(FIXTURES / "moe_ct_w4a16_g32_asym", tmp_path / "experts")
-    mixture = read_json(directory, "config.json")
-    group = {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "actorder": "group"}}
-    for given in (
-        {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True},
-        {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": group}},
-    ):
-        (directory / "config.json").write_text(json.dumps({**mixture, "quantization_config": given}))
-        with pytest.raises(CheckpointError, match="experts whose inputs are reordered"):
-            family_of(directory)
-
-
-def test_several_formats_are_refused(tmp_path: Path) -> None:
-    directory = copy_checkpoint(FIXTURES / "awq", tmp_path / "refused")
-    config = read_json(directory, "config.json")
-    other = {"text_config": {"quantization_config": {"quant_method": "gptq", "bits": 4}}}
-    (directory / "config.json").write_text(json.dumps({**config, **other}))
-    with pytest.raises(CheckpointError, match="several sections"):
-        family_of(directory)
 
 
 def test_the_last_group_may_be_shorter(tmp_path: Path) -> None:
@@ -293,3 +239,111 @@ def test_units_of_four_codes_are_undone() -> None:
     assert torch.equal(unpacked(units), codes)
     unit = int(units[1, 0, 32 + 5]) & 0xFFFF
     assert [unit >> 4 * part & 15 for part in range(4)] == [int(codes[1, 0, 128 + 32 * part + 5]) for part in range(4)]
+
+
+QUICK_CHAT = ("qwen2_vl", "qwen3_vl_moe")
+EMBEDDED_CHAT = Path(__file__).parents[2] / "models/embedded/qwen2_vl"
+CHAT = [
+    EMBEDDED_CHAT,
+    *(folder for config in sorted(GOLDEN.glob("*/config.json")) if is_chat(family_of(folder := config.parent))),
+]
+
+
+REFERENCE_FACTOR = 1.5
+
+
+def loaded(directory: Path, device: torch.device = CPU, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    return resolve(family_of(directory).model)(directory, device, dtype, "published", **options)
+
+
+@pytest.mark.parametrize(
+    "directory", [path if path.name in QUICK_CHAT else slow(path) for path in CHAT], ids=lambda path: path.name
+)
+def test_all_but_what_is_named_is_made_from_the_published_weights(directory: Path) -> None:
+    plain, quantised = loaded(directory), loaded(directory, quantization="fp8")
+    stored = {name: part for name, part in quantised.decoder.named_modules() if isinstance(part, QuantizedWeight)}
+    assert stored
+    for name, part in stored.items():
+        published = plain.decoder.get_parameter("embed_tokens.weight" if name == "tied_head" else name).double()
+        allowed = torch.maximum(published.abs() / 16, part.scale.double() * 2**-10) * (1 + 2**-20)
+        assert ((part.dequantised(torch.float64) - published).abs() <= allowed).all(), name
+        assert part.values.dtype == E4M3 and part.scale.dtype == torch.float32
+    left = [
+        name
+        for name, part in quantised.decoder.named_modules()
+        if isinstance(part, nn.Linear) and not isinstance(part, QuantizedLinear)
+    ]
+    odd = quantised.decoder.embed_tokens.weight.shape[0] % COLUMNS
+    narrow = ("kv_up", "in_ba", "shared_gate")
+    assert all(name.endswith(narrow) or (name == "head" and odd) for name in left), left
+    assert not any(isinstance(part, QuantizedWeight) for part in quantised.encoder.modules())
+    same = dict(plain.named_parameters())
+    for name, parameter in quantised.named_parameters():
+        if name in same:
+            assert torch.equal(parameter, same[name]), name
+
+
+def test_a_tied_head_is_a_copy_and_the_embeddings_stay() -> None:
+    quantised = loaded(EMBEDDED_CHAT, quantization="fp8")
+    assert quantised.decoder.head is None
+    assert quantised.decoder.tied_head.shape == quantised.decoder.embed_tokens.weight.shape
+    assert quantised.decoder.embed_tokens.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("family", families("qwen2_vl", "qwen3_5", quick=("qwen2_vl",)))
+def test_replayed_and_eager_steps_are_alike(family: Family) -> None:
+    """Several requests together, prefills in chunks."""
+    model = loaded(family.directory, quantization="fp8")
+    found: dict[bool, dict[str, tuple[list[int], np.ndarray]]] = {}
+    for graphs in (True, False):
+        engine = InlineEngine(model, family.processor, graphs=graphs, num_pages=1024, max_step_tokens=37)
+        for name in family.prompts:
+            engine.submit(name, family.prompt(name), max_tokens=family.tokens, logprobs=2)
+        engine.run()
+        assert not engine.failures()
+        assert (("decode", "replay") in engine.routes()) == graphs
+        found[graphs] = {name: (engine.tokens(name), engine.log_probabilities(name)) for name in family.prompts}
+    for (tokens, log_probabilities), (others, expected) in zip(
+        found[True].values(), found[False].values(), strict=True
+    ):
+        assert tokens == others and np.abs(log_probabilities - expected).max() <= 1e-4
+
+
+def with_all_experts(directory: Path, parent: Path) -> Path:
+    """The same checkpoint, whose router takes all experts of a mixture: if it chose some, rounding could choose others,
+    and the logits of most tokens would be about the choice."""
+    config = read_json(directory, "config.json")
+    text = config.get("text_config", config)
+    experts = text.get("num_experts", text.get("n_routed_experts"))
+    if experts is None:
+        return directory
+    for file in directory.iterdir():
+        (parent / file.name).symlink_to(file)
+    (parent / "config.json").unlink()
+    text["num_experts_per_tok"] = experts
+    (parent / "config.json").write_text(json.dumps(config))
+    return parent
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("directory", CHAT[1:], ids=lambda path: path.name)
+def test_on_a_gpu_logits_are_as_close_as_their_reference(directory: Path, tmp_path: Path) -> None:
+    """To the same e4m3 weights in float32: the prompt's logits, and those of the tokens that these choose. The
+    reference rounds to bfloat16, or also activations of more than 64 rows to e4m3, whichever costs more."""
+    from benchmarks.quantization import eight_bit_prefills  # which imports the trainings
+
+    directory = with_all_experts(directory, tmp_path)
+    processor = resolve(family_of(directory).processor)(directory)
+    prompt, limit = golden_prompt(processor, directory, prompts(directory)[0]), inputs(directory)["max_new_tokens"]
+    model = loaded(directory, quantization="fp8")
+    *exact, ids = generate(model, prompt, limit)
+
+    def errors(device: torch.device) -> list[float]:
+        made = generate(loaded(directory, device, torch.bfloat16, quantization="fp8"), prompt, limit, forced=ids)
+        return [rounding_error(mine.cpu(), wanted) for mine, wanted in zip(made[:2], exact, strict=True)]
+
+    host = errors(CPU)
+    with eight_bit_prefills():
+        host = [max(pair) for pair in zip(host, errors(CPU), strict=True)]
+    for part, ours, plain in zip(("prompt", "steps"), errors(torch.device("cuda")), host, strict=True):
+        assert ours <= REFERENCE_FACTOR * plain, part

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.checkpoints.registry import family_of, resolve
-from models.interfaces.media import ChatMessage, ContentPart, Tool, ToolCall
+from models.interfaces.media import ChatMessage, Tool, ToolCall
 from models.text.chat_template import ChatTemplate, escaped_reasoning, unused_character
 from models.text.tokenizer import PromptTokenizer
 from models.text.tools import escaped_calls, escaped_tools, prompt_texts
 from tests.support.golden import GOLDEN
+from tests.support.prompts import say
 
 KNOWS = """
 {%- if tools %}<|im_start|>system
@@ -51,10 +52,6 @@ ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "inte
 ADD_AS_JSON = json.dumps(
     {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": ADD.parameters}}
 )
-
-
-def say(role: str, *texts: str, calls: tuple[ToolCall, ...] = (), reasoning: str | None = None) -> ChatMessage:
-    return ChatMessage(role, tuple(ContentPart(text=text) for text in texts), calls, reasoning)
 
 
 TALK = (
@@ -225,8 +222,8 @@ def test_every_family_shows_the_pictures_of_results(family: str) -> None:
     talk = [
         say("user", "hi"),
         say("assistant", calls=(ToolCall("look", {}),) * 3),
-        ChatMessage("tool", (ContentPart(text="one"), ContentPart(item=0), ContentPart(text="two"))),
-        ChatMessage("tool", (ContentPart(item=1),)),
+        say("tool", "one", 0, "two"),
+        say("tool", 1),
         say("tool", "three"),
     ]
     chat = processor.apply_chat_template(talk, ["image", "image"], options={}, tools=(ADD,))

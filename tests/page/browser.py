@@ -28,23 +28,11 @@ FLAGS = (
 ATTEMPTS = 3
 NEW_LINE = "\ue008\ue007\ue000"
 """Shift and Enter."""
-LISTEN = """
-window.heard = { seconds: 0, peak: 0, starts: 0 };
-const start = AudioBufferSourceNode.prototype.start;
-AudioBufferSourceNode.prototype.start = function (...when) {
-  const samples = this.buffer.getChannelData(0);
-  heard.starts += 1;
-  heard.seconds += this.buffer.duration;
-  heard.peak = samples.reduce((peak, sample) => Math.max(peak, Math.abs(sample)), heard.peak);
-  return start.apply(this, when);
-};
-window.grown = [];
-new MutationObserver(() => {
-  const length = [...document.querySelectorAll(".answer .words")].at(-1)?.textContent.length ?? 0;
-  if (length && length !== grown.at(-1)) grown.push(length);
-}).observe(document, { childList: true, characterData: true, subtree: true });
-"""
-"""Runs before the page's scripts: what the page gives to WebAudio, and the lengths that the newest answer had."""
+
+
+def script(name: str) -> str:
+    """A script of this folder, for the page."""
+    return Path(__file__).with_name(f"{name}.js").read_text()
 
 
 class Page:
@@ -160,7 +148,7 @@ def chromium(folder: Path, microphone: Path) -> Iterator[Page]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = started(webdriver, options, str(found["chromedriver"]))
     try:
-        driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": LISTEN})
+        driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script("listen")})
         yield Page(driver, downloads)
     finally:
         driver.quit()

@@ -17,7 +17,7 @@ import pytest
 from service.hub import Checkpoint
 from service.hub.catalog import Catalog, HostedModel
 from tests.media.samples import encoded, picture, video
-from tests.page.browser import Page
+from tests.page.browser import Page, script
 from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.inline_link import InlineLink
 from tests.support.processes import ROOT, ServerProcess, served
@@ -29,26 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SHAPES = ROOT / "docs/images/shapes.png"
 SILENCE = 1e-3
 PCM_RATE = 24_000
-BRING = """
-const [kind, name, type, base64] = arguments;
-const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
-const data = new DataTransfer();
-data.items.add(new File([bytes], name, { type }));
-const named = kind === "paste" ? { clipboardData: data } : { dataTransfer: data };
-const make = kind === "paste" ? ClipboardEvent : DragEvent;
-const events = kind === "paste" ? ["paste"] : ["dragover", "drop"];
-for (const event of events) document.body.dispatchEvent(new make(event, { ...named, bubbles: true, cancelable: true }));
-"""
-"""A file as the person's paste or drop brings it."""
-SENT = """
-window.sent = [];
-const fetched = window.fetch;
-window.fetch = (path, options) => {
-  if (typeof options?.body === "string") sent.push(JSON.parse(options.body));
-  return fetched(path, options);
-};
-"""
-"""Keeps what the page sends as JSON."""
+SENT = script("sent")
 SPEAK_AGAIN = """
 document.getElementById("text").dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", ctrlKey: true }));
 """
@@ -57,7 +38,7 @@ FORGET_TIMERS = "for (let id = setTimeout(() => {}, 0); id > 0; id -= 1) clearTi
 
 
 def bring(page: Page, kind: str, name: str, type: str, data: bytes) -> None:
-    page.driver.execute_script(BRING, kind, name, type, base64.b64encode(data).decode())
+    page.driver.execute_script(script("bring"), kind, name, type, base64.b64encode(data).decode())
 
 
 def heard(page: Page) -> dict[str, float]:

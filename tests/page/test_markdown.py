@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.page.browser import Page
+from tests.page.browser import Page, script
+from tests.support.rows import rows
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SCRIPT = Path(__file__).with_name("markdown.js").read_text()
+SCRIPT = script("markdown")
 ELEMENTS = {
     *("p", "h3", "h4", "h5", "h6", "hr", "br", "ul", "ol", "li", "blockquote", "pre", "code", "em", "strong", "del"),
     *("a", "table", "thead", "tbody", "tr", "th", "td", "div", "span", "button"),
@@ -24,19 +25,7 @@ ATTRIBUTES = {
     *("dir", "class", "href", "title", "target", "rel", "start", "tabindex", "role", "aria-label", "aria-live", "type")
 }
 LINK = {"target": "_blank", "rel": "noopener noreferrer nofollow"}
-HOSTILE = (
-    "<script>window.hit = 1</script>",
-    "<img src=x onerror='window.hit = 1'> <svg onload=alert(1)> <iframe srcdoc='<p>'></iframe>",
-    "[a](javascript:window.hit=1) [b](JaVaScRiPt:alert(1)) [c]( javascript:alert(1)) [d](java\tscript:alert(1))",
-    "[a](<javascript:alert(1)>) <javascript:alert(1)> [b](\x01javascript:alert(1)) [c](&#106;avascript:alert(1))",
-    "[a](data:text/html,<script>alert(1)</script>) [b](vbscript:x) [c](file:///etc/passwd) [d](blob:x) [e](/v1/models)",
-    "![a](https://example.org/pixel.png) ![b](javascript:alert(1))",
-    '[a](https://example.org "x\\" onclick=alert(1)") [b](https://example.org/"onmouseover="alert(1))',
-    "```<img/src=x>\n</code></pre><script>alert(1)</script>\n```",
-    "| <b>a</b> | b |\n|---|---|\n| <img src=x onerror=alert(1)> | [x](javascript:alert(1)) |",
-    "<https://example.org/<script>> <a href='https://example.org'>x</a> <style>*{}</style> <form action=x>",
-    "# <h1 onclick=x>\n> <base href=//example.org>\n- <meta http-equiv=refresh>\n1. <object data=x>",
-)
+HOSTILE: list[str] = rows(__file__, "hostile.jsonl")
 LONG = (
     *("*", "**a ", "*a _b ~~c ", "[", "[](", "[a](b ", "![", "` ``", "\\", "<", "<http://a", "http://a.b ", "*a* `b` "),
     *("> ", ">", "- ", "  - a\n", "1. ", "|", "| a\n", "a|b\n-|-\n", "# ", "```\n", "\n", "- a\n\n"),
@@ -69,8 +58,8 @@ def shown(page: Page, text: str) -> list[Any]:
 
 
 def plain(node: Any) -> Any:
-    """Without attributes: (name, *children); a text alone stays a text."""
-    return node if isinstance(node, str) else (node[0], *map(plain, node[2:]))
+    """Without attributes: [name, *children]; a text alone stays a text."""
+    return node if isinstance(node, str) else [node[0], *map(plain, node[2:])]
 
 
 def elements(nodes: list[Any]) -> Iterator[Any]:
@@ -80,43 +69,24 @@ def elements(nodes: list[Any]) -> Iterator[Any]:
             yield from elements(node[2:])
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("# A #\n## B\ntext", [("h3", "A"), ("h4", "B"), ("p", "text")]),
-        ("one\ntwo\n\nthree", [("p", "one\ntwo"), ("p", "three")]),
-        (
-            "*a* **b** ***c*** ~~d~~",
-            [("p", ("em", "a"), " ", ("strong", "b"), " ", ("em", ("strong", "c")), " ", ("del", "d"))],
-        ),
-        ("snake_case_name, 2 * 3 * 4, \\*no\\*", [("p", "snake_case_name, 2 * 3 * 4, *no*")]),
-        ("**中文。**后", [("p", ("strong", "中文。"), "后")]),
-        ("**open and *closed*", [("p", "**open and ", ("em", "closed"))]),
-        ("`a *b*` ``c`d``", [("p", ("code", "a *b*"), " ", ("code", "c`d"))]),
-        ("- a\n  - b\n    - c\n- d", [("ul", ("li", "a", ("ul", ("li", "b", ("ul", ("li", "c"))))), ("li", "d"))]),
-        ("1. a\n\n   more\n\n2. b\n\nend", [("ol", ("li", "a", ("p", "more")), ("li", "b")), ("p", "end")]),
-        ("> a\n> - b\n\nc", [("blockquote", ("p", "a"), ("ul", ("li", "b"))), ("p", "c")]),
-        ("a\n\n---\n***", [("p", "a"), ("hr",), ("hr",)]),
-        ("a | b\nc | d", [("p", "a | b\nc | d")]),
-    ],
-)
-def test_marks_become_elements(ready: Page, text: str, expected: list[Any]) -> None:
-    assert list(map(plain, shown(ready, text))) == expected
+def test_marks_become_elements(ready: Page) -> None:
+    for text, *expected in rows(__file__, "elements.jsonl"):
+        assert list(map(plain, shown(ready, text))) == expected, text
 
 
 def test_code_is_shown_as_it_is_and_named(ready: Page) -> None:
     (fence,) = shown(ready, "```python\ndef f():\n\n    return '**x**' # <b>\n```")
-    assert plain(fence)[1:] == (
-        ("p", ("span", "python"), ("button", "Copy")),
-        ("pre", ("code", "def f():\n\n    return '**x**' # <b>")),
-    )
+    assert plain(fence)[1:] == [
+        ["p", ["span", "python"], ["button", "Copy"]],
+        ["pre", ["code", "def f():\n\n    return '**x**' # <b>"]],
+    ]
 
 
 def test_tables_have_as_many_cells_as_their_head(ready: Page) -> None:
     (box,) = shown(ready, "| a | b |\n|:-:|--:|\n| 1 | `x\\|y` | 3 |\n| **2** |")
     ((_, head, body),) = plain(box)[1:]
-    assert head == ("thead", ("tr", ("th", "a"), ("th", "b")))
-    assert body[1:] == (("tr", ("td", "1"), ("td", ("code", "x|y"))), ("tr", ("td", ("strong", "2")), ("td",)))
+    assert head == ["thead", ["tr", ["th", "a"], ["th", "b"]]]
+    assert body[1:] == [["tr", ["td", "1"], ["td", ["code", "x|y"]]], ["tr", ["td", ["strong", "2"]], ["td"]]]
     assert [node[1].get("class") for node in elements([box]) if node[0] == "th"] == ["center", "right"]
 
 
@@ -153,26 +123,7 @@ def test_long_and_deep_text_is_bounded(ready: Page) -> None:
         assert made["characters"] <= size, text
 
 
-DEMO = """# Shapes
-
-There is a **red circle**, a *blue* square and `one` [link](https://example.org/a) here.
-
-1. First **thing**
-   - nested
-2. Second
-
-```python
-print("hi")
-```
-
-| Shape | Color |
-|:------|------:|
-| circle | **red** |
-
-> quoted ~~text~~
-
----
-The end."""
+DEMO = Path(__file__).with_name("demo.md").read_text()
 
 
 def test_nothing_flickers_while_an_answer_is_written(ready: Page) -> None:

@@ -16,7 +16,7 @@ from models.interfaces.media import MediaItem, Prompt
 from service.hub.catalog import Catalog
 from tests.media.samples import encoded, picture
 from tests.models.qwen3_asr.golden import DIRECTORY
-from tests.page.browser import Page
+from tests.page.browser import Page, script
 from tests.page.test_browser import SENT, SHAPES, SILENCE, bring, heard
 from tests.support.fake_hearing import FakeHearing, hearing_catalog
 from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog
@@ -28,15 +28,7 @@ from tests.support.servers import RunningServer, running_server
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 KEY = "the-key"
-TOLD = """
-window.told = [];
-const send = WebSocket.prototype.send;
-WebSocket.prototype.send = function (data) {
-  told.push(JSON.parse(data));
-  return send.call(this, data);
-};
-"""
-"""Keeps the events that the page sends."""
+TOLD = script("told")
 
 
 INTERRUPTED = "document.querySelector('.answer .facts')?.textContent.startsWith('interrupted · stopped')"
@@ -97,6 +89,11 @@ def held(page: Page) -> Iterator[None]:
     pointer(page.driver).release().perform()
 
 
+def speak(page: Page) -> None:
+    with held(page):
+        pass
+
+
 def turns(page: Page, number: int) -> list[str]:
     """What is written in so many turns, once they are complete."""
     page.wait_for(f"document.querySelectorAll('#turns > li:not([aria-busy])').length === {number}")
@@ -108,8 +105,7 @@ def test_questions_are_asked_by_voice_and_answered_aloud(page: Page) -> None:
     with page.visiting(conversing_server("ears", "tiny", "talker")) as (server, hearing):
         enter(page, server)
         talk(page)
-        with held(page):
-            pass
+        speak(page)
         asked, answered = turns(page, 2)
         assert re.fullmatch(r"Hello: [0-9.]+ s\.", asked) and answered == asked
         page.wait_for("document.querySelector('.answer .aloud').textContent")
@@ -121,23 +117,20 @@ def test_questions_are_asked_by_voice_and_answered_aloud(page: Page) -> None:
         assert not told(page, "conversation.item.create")
         bring(page, "paste", "drawn.png", "image/png", encoded(picture(56, 56), "PNG"))
         page.wait_for("document.querySelectorAll('#attached li').length")
-        with held(page):
-            pass
+        speak(page)
         assert len(turns(page, 6)) == 6 and page.js("document.querySelectorAll('.asked img').length") == 1
         items = [event["item"] for event in told(page, "conversation.item.create")]
         parts = [[part["type"] for part in item["content"]] for item in items]
         assert parts == [["input_text"], ["output_text"], ["input_image", "input_text"]]
         hearing.words = None
-        with held(page):
-            pass
+        speak(page)
         page.wait_for("told.at(-1).type === 'conversation.item.delete'")
         assert len(turns(page, 6)) == 6
         page.click("forget")
         page.wait_for("!document.getElementById('talking').checkVisibility()")
         talk(page)
         hearing.words = "Again"
-        with held(page):
-            pass
+        speak(page)
         assert turns(page, 2)[1].startswith("Again: ")
 
 
@@ -149,8 +142,7 @@ def test_a_recording_is_written_down_and_answered_by_models(page: Page, tmp_path
         page.type("files", str(SHAPES))
         page.wait_for("document.querySelector('#attached img')?.naturalWidth")
         talk(page)
-        with held(page):
-            pass
+        speak(page)
         assert all(turns(page, 2)) and page.js("document.querySelector('.asked img').naturalWidth")
         page.wait_for("document.querySelector('.answer .aloud').textContent")
         assert heard(page)["peak"] > SILENCE and not page.js("document.getElementById('see-error').textContent")
@@ -161,8 +153,7 @@ def test_who_speaks_interrupts(page: Page) -> None:
         enter(page, server)
         hearing.words = ENDLESS
         talk(page)
-        with held(page):
-            pass
+        speak(page)
         page.wait_for("window.heard.starts > 1")
         assert page.js("document.getElementById('stop-answer').checkVisibility()")
         with held(page):
@@ -175,8 +166,7 @@ def test_who_speaks_interrupts(page: Page) -> None:
         page.wait_for("[...document.querySelectorAll('.aloud')].at(-1).textContent")
         assert 0 < heard(page)["seconds"] - before < 0.5
         hearing.words = ENDLESS
-        with held(page):
-            pass
+        speak(page)
         page.wait_for("document.getElementById('stop-answer').checkVisibility()")
         page.click("talk")  # with its end all ends
         page.wait_for("document.getElementById('ask').checkVisibility()")
@@ -202,14 +192,12 @@ def test_what_is_hosted_decides_what_there_is(page: Page) -> None:
     with page.visiting(conversing_server("ears")) as (server, _):
         enter(page, server)
         talk(page)
-        with held(page):
-            pass
+        speak(page)
         assert len(turns(page, 1)) == 1 and not page.js("document.getElementById('see-error').textContent")
     with page.visiting(conversing_server("ears", "tiny")) as (server, _):
         enter(page, server)
         talk(page)
-        with held(page):
-            pass
+        speak(page)
         asked, answered = turns(page, 2)
         assert answered == asked and told(page, "response.create")[0]["response"]["output_modalities"] == ["text"]
     with page.visiting(conversing_server("tiny", "talker")) as (server, _):

@@ -37,6 +37,10 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     return content
 
 
+def change_json(path: Path, changes: dict[str, Any]) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
 def inputs(directory: Path) -> dict[str, Any]:
     return read_json(directory, "inputs.json")
 

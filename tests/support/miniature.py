@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from torch import Tensor
 
 from benchmarks.checkpoints.codec_weights import Values, codec_tensors
@@ -38,50 +39,20 @@ MERGES = (
 
 def tokenizer() -> dict[str, Any]:
     """BPE with byte fallback: every UTF-8 text has ids."""
-    pieces = ["▁", *map(chr, range(0x21, 0x7F)), "。", "，", "？"]
-    vocabulary = {text: id_ for id_, text in SPECIAL.items()}
-    free = (id_ for id_ in range(CONFIG["lm_config"]["vocab_size"]) if id_ not in SPECIAL)
-    merges = [merge.split(" ") for merge in MERGES.split("|")]
+    merges = [tuple(merge.split(" ")) for merge in MERGES.split("|")]
     han = sorted({character for merge in merges for character in "".join(merge) if character >= "一"})
-    pieces += [f"<0x{byte:02X}>" for byte in range(256)]
-    pieces += [*han, *("".join(merge) for merge in merges)]
-    vocabulary.update(zip(pieces, free, strict=False))
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": ADDED_TOKENS,
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [
-                {"type": "Prepend", "prepend": "▁"},
-                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-            ],
-        },
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-            ],
-        },
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": "<unk>",
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "ignore_merges": False,
-            "vocab": dict(sorted(vocabulary.items(), key=lambda item: item[1])),
-            "merges": merges,
-        },
-    }
+    pieces = ["▁", *map(chr, range(0x21, 0x7F)), "。", "，", "？", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += [*han, *map("".join, merges)]
+    free = (id_ for id_ in range(CONFIG["lm_config"]["vocab_size"]) if id_ not in SPECIAL)
+    vocabulary = {text: id_ for id_, text in SPECIAL.items()} | dict(zip(pieces, free, strict=False))
+    made = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    spaces = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(spaces)
+    made.add_tokens(
+        [AddedToken(**{name: value for name, value in token.items() if name != "id"}) for token in ADDED_TOKENS]
+    )
+    return dict(json.loads(made.to_str()))
 
 
 def network_tensors(values: Values) -> dict[str, Tensor]:

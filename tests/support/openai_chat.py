@@ -17,7 +17,7 @@ from openai import OpenAI
 from openai.types import CompletionUsage
 from PIL import Image
 
-from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
+from models.interfaces.media import MediaItem, VideoFrames, VideoMetadata
 from models.interfaces.processor import ChatProcessor
 from service.hub.catalog import load_catalog
 from service.link.config import Channel, EngineConfig
@@ -27,7 +27,7 @@ from service.settings.settings import load_settings
 from tests.media.samples import data_url, encoded, video
 from tests.support.golden import inputs
 from tests.support.inline_link import EngineEntry, InlineLink
-from tests.support.prompts import prompt_of
+from tests.support.prompts import prompt_of, say
 from tests.support.servers import running_server
 from tests.support.tool_samples import call_text
 
@@ -211,7 +211,7 @@ def sampled_item(
 
 def prompt_tokens(processor: ChatProcessor, item: MediaItem) -> int:
     """Of QUESTION behind the item."""
-    message = ChatMessage("user", (ContentPart(item=0), ContentPart(text=QUESTION)))
+    message = say("user", 0, QUESTION)
     return len(prompt_of(processor, [message], [item]).token_ids)
 
 

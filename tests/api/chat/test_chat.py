@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,20 +26,10 @@ from tests.support import fake_engine
 from tests.support.fake_chat import FakeProcessor, fake_catalog
 from tests.support.inline_link import InlineLink
 from tests.support.processes import ROOT
+from tests.support.refusals import frame_list, picture
 from tests.support.servers import RunningServer, running_server
 from tests.support.sse import sse_events
 from tests.support.waiting import GENEROUS, until, wait
-
-
-def picture(width: int = 16, height: int = 12, color: str = "red", kind: str = "PNG") -> str:
-    buffer = io.BytesIO()
-    Image.new("RGB", (width, height), color).save(buffer, kind)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def frame_list(count: int) -> str:
-    frames = [picture(color=color, kind="JPEG").partition(",")[2] for color in ("red", "blue") * count]
-    return "data:video/jpeg;base64," + ",".join(frames[:count])
 
 
 def ask(client: OpenAI, text: Any, **fields: Any) -> Any:

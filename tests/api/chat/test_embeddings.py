@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: against transformers, and the protocol over a fake engine."""
+"""Vectors and scores: what is embedded and reranked, and what the published code makes of it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from openai import BadRequestError, OpenAI
+from safetensors.torch import save_file
 
+from models.checkpoints.rows import tensor_rows
+from models.interfaces.errors import CheckpointError
 from service.api.chat.embeddings import instruction
 from service.hub import Checkpoint
 from service.hub.catalog import Catalog, HostedModel
-from tests.api.chat.test_chat import picture
 from tests.support.fake_chat import FakeProcessor, fake_catalog
 from tests.support.openai_chat import openai_client
 from tests.support.processes import ROOT
+from tests.support.refusals import assert_refused
+from tests.support.reranker import GOLDEN, running_reranker
 from tests.support.servers import RunningServer, running_server
 
 NAME = "Qwen3-VL-Embedding-tiny"
-GOLDEN = ROOT / "tests/golden/qwen3_vl"
 EXPECTED = json.loads((ROOT / "tests/golden/qwen3_vl_embedding/expected.json").read_text())
 TEXT = "what is this ?"
 TOLERANCE = 2e-5
@@ -100,30 +104,83 @@ def test_the_card_and_the_other_endpoints_know_the_task(hosted: RunningServer) -
     assert 'endpoint="embeddings",model="vectors",outcome="ok"' in httpx.get(f"{hosted.url}/metrics").text
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({}, "input"),
-        ({"input": "x", "messages": [{"role": "user", "content": "x"}]}, "input"),
-        ({"input": []}, "input"),
-        ({"input": ["x"] * 2049}, "input"),
-        ({"input": ["x", 1]}, "input[1]"),
-        ({"input": [[1, 2]]}, "input[0]"),
-        ({"input": ["x", "y" * 5000]}, "input[1]"),
-        ({"input": "x", "dimensions": 5}, "dimensions"),
-        ({"input": "x", "encoding_format": "int8"}, "encoding_format"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": picture(width=3)}]}]},
-         "messages[0].content[0].image_url"),
-    ],
-)  # fmt: skip
-def test_an_error_names_the_input(hosted: RunningServer, fields: dict[str, Any], param: str) -> None:
-    refused = post(hosted, **fields)
-    assert refused.status_code == 400, refused.text
-    error = refused.json()["error"]
-    assert error["param"] == param and error["message"].startswith(f"{param}:")
+def test_an_error_names_the_input(hosted: RunningServer) -> None:
+    assert_refused(f"{hosted.url}/v1/embeddings", "embeddings", model="vectors")
 
 
 def test_an_instruction_ends_with_punctuation() -> None:
     assert [instruction(given) for given in (None, "", " Find it ", "Find it!")] == [
         *("Represent the user's input.",) * 2, "Find it.", "Find it!"
     ]  # fmt: skip
+
+
+SCORES = json.loads((ROOT / "tests/golden/qwen3_vl_reranker/expected.json").read_text())
+RANKED = "a red circle"
+SCORE_TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running_reranker(tmp_path_factory.mktemp("models")) as running:
+        yield running
+
+
+def ask(server: RunningServer, path: str, **body: Any) -> httpx.Response:
+    return httpx.ask(f"{server.url}/v1/{path}", json={"model": "tiny", **body}, timeout=600)
+
+
+def test_scores_equal_those_of_the_published_code(server: RunningServer) -> None:
+    url = f"data:image/png;base64,{base64.b64encode((GOLDEN / 'images/image1.png').read_bytes()).decode()}"
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": RANKED}]
+    documents = {"text": RANKED, "empty": "", "picture": {"image": url}, "both": {"content": parts}}
+    ranked = ask(server, "rerank", query=TEXT, documents=[*documents.values()]).json()
+    found = {result["index"]: result["relevance_score"] for result in ranked["results"]}
+    for index, name in enumerate(documents):
+        assert found[index] == pytest.approx(SCORES[name]["score"], abs=SCORE_TOLERANCE), name
+    assert ranked["usage"]["prompt_tokens"] == sum(SCORES[name]["tokens"] for name in documents)
+    order = [result["relevance_score"] for result in ranked["results"]]
+    assert order == sorted(order, reverse=True)
+    both = [{"image": url, "text": RANKED}, {"text": RANKED}]
+    best = ask(server, "rerank", query={"text": TEXT}, documents=both, top_n=1, return_documents=True).json()
+    (first,) = best["results"]
+    assert (first["index"], first["document"]) == (1, {"text": RANKED})
+    assert first["relevance_score"] == pytest.approx(
+        found[0], abs=SCORE_TOLERANCE
+    )  # beside other documents in its batch
+    asked = {"query": TEXT, "documents": [RANKED], "instruction": "Find a picture."}
+    (other,) = ask(server, "rerank", **asked).json()["results"]
+    assert other["relevance_score"] == pytest.approx(SCORES["instructed"]["score"], abs=SCORE_TOLERANCE)
+
+
+def test_scores_of_pairs_keep_their_order(server: RunningServer) -> None:
+    expected = [SCORES[name]["score"] for name in ("text", "empty")]
+    for first in (TEXT, [TEXT], [TEXT, TEXT]):
+        answer = ask(server, "score", text_1=first, text_2=[RANKED, ""]).json()
+        assert (answer["object"], [one["index"] for one in answer["data"]]) == ("list", [0, 1])
+        assert [one["score"] for one in answer["data"]] == pytest.approx(expected, abs=SCORE_TOLERANCE)
+
+
+def test_the_card_and_the_refusals(server: RunningServer) -> None:
+    (card,) = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert (card["kind"], card["architecture"]["output_modalities"]) == ("rerank", ["rerank"])
+    broken = {"image": "data:image/png;base64,eA=="}
+    for path, body, param in (
+        ("rerank", {"query": "x", "documents": []}, "documents"),
+        ("rerank", {"query": "x", "documents": ["y", broken]}, "documents[1]"),
+        ("rerank", {"query": "x", "documents": ["y"], "top_n": 0}, "top_n"),
+        ("score", {"text_1": ["x", "y"], "text_2": ["a", "b", "c"]}, "text_1"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "model"),
+        ("embeddings", {"input": "x"}, "model"),
+    ):
+        refused = ask(server, path, **body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+    assert 'endpoint="rerank",model="tiny",outcome="ok"' in httpx.get(f"{server.url}/metrics").text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_of_a_matrix_are_those_of_the_file(tmp_path: Path, dtype: torch.dtype) -> None:
+    matrix = torch.arange(12, dtype=dtype).reshape(4, 3)
+    save_file({"other": matrix + 1, "head": matrix}, tmp_path / "model.safetensors")
+    assert tensor_rows(tmp_path, ("none", "head"), (3, 1)).tolist() == [[9, 10, 11], [3, 4, 5]]
+    with pytest.raises(CheckpointError, match="none"):
+        tensor_rows(tmp_path, ("none",), (0,))

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
+import os
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import llguidance
 import numpy as np
 import pytest
 
+from benchmarks.servers.footprint import children, inspect
+from service.api.http.errors import ApiError
 from service.api.structured import grammar as grammar_module
 from service.api.structured.grammar import (
     MAX_GRAMMAR_BYTES,
+    GrammarChecks,
     choice_grammar,
     form_grammar,
     json_schema_grammar,
@@ -24,10 +33,15 @@ from service.api.structured.grammar import (
 )
 from service.api.structured.grammar_worker import problem
 from service.api.structured.schema_form import LIBRARY_FORMATS, PATTERNED_FORMATS, Unfit, schema_form, shown, without
+from service.confined.workers import WorkerLimits
 from service.engine.chat.guided.mask_server import deep_executor
 from service.link.messages import PARSER_LIMITS
 from tests.support.grammars import check_grammar
+from tests.support.processes import stand_still
+from tests.support.rows import rows
 from tests.support.schemas import SUPPORTED, UNSUPPORTED
+from tests.support.servers import RunningServer
+from tests.support.waiting import GENEROUS, until
 
 BYTES = llguidance.LLTokenizer("byte")
 PAGE = Path(__file__).parents[3] / "docs/structured_output.md"
@@ -129,6 +143,12 @@ def nested(depth: int) -> dict[str, Any]:
     return {"type": "array", "items": nested(depth - 1)} if depth else {"type": "integer"}
 
 
+def rules(name: str, count: int, form: str) -> str:
+    """A Lark grammar in which each rule, of this name and a number, is `form` and there needs the NEXT one."""
+    each = (f"{name}{number}: {form.replace('NEXT', f'{name}{number + 1}')}" for number in range(count))
+    return "\n".join([f"start: {name}0", *each, f'{name}{count}: "x"'])
+
+
 MAKERS: dict[str, Callable[[Any], str]] = {
     "guided_json": json_schema_grammar,
     "guided_regex": regex_grammar,
@@ -144,54 +164,40 @@ TOO_LARGE: dict[str, tuple[str, Any]] = {
     "a long Lark grammar": ("guided_grammar", f'start: "{"a" * MAX_GRAMMAR_BYTES}"'),
 }
 """What is refused before it becomes a grammar: a field and its value."""
-REFUSED: dict[str, tuple[Callable[[], str], str]] = {
-    "10,000 values": (lambda: json_schema_grammar({"enum": [f"{i}" for i in range(10_000)]}), "too large"),
-    "deep": (lambda: json_schema_grammar(nested(70)), "nested too deeply"),
-    "doubled": (
-        lambda: lark_grammar("start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(60)) + '\nA60: "x"'),
-        "too big",
-    ),
-    "parentheses": (lambda: lark_grammar("start: " + "(" * 9000 + '"a"' + ")" * 9000), "too deeply nested"),
-    "long literal": (lambda: json_schema_grammar({"const": "x" * 5000}), "string of 5000 characters"),
-    "multiples of a number that no float holds": (
-        lambda: json_schema_grammar({"type": "integer", "multipleOf": 10**400}),
-        "multipleOf",
-    ),
-    "multiples": (lambda: json_schema_grammar({"type": "integer", "multipleOf": 1234567}), "multipleOf"),
+REFUSED: dict[str, tuple[str, Any, str]] = {
+    "10,000 values": ("guided_json", {"enum": [f"{i}" for i in range(10_000)]}, "too large"),
+    "deep": ("guided_json", nested(70), "nested too deeply"),
+    "doubled": ("guided_grammar", rules("A", 60, "NEXT NEXT"), "too big"),
+    "parentheses": ("guided_grammar", "start: " + "(" * 9000 + '"a"' + ")" * 9000, "too deeply nested"),
+    "long literal": ("guided_json", {"const": "x" * 5000}, "string of 5000 characters"),
+    "multiples of a number that no float holds": ("guided_json", {"multipleOf": 10**400}, "multipleOf"),
+    "multiples": ("guided_json", {"type": "integer", "multipleOf": 1234567}, "multipleOf"),
     "product": (
-        lambda: json_schema_grammar(
-            {"allOf": [{"anyOf": [{"pattern": f"{i}{j}"} for j in range(3)]} for i in range(14)]}
-        ),
+        "guided_json",
+        {"allOf": [{"anyOf": [{"pattern": f"{i}{j}"} for j in range(3)]} for i in range(14)]},
         "too complex",
     ),
-    "itself": (lambda: json_schema_grammar({"$ref": "#"}), "no answer can match it"),
+    "itself": ("guided_json", {"$ref": "#"}, "no answer can match it"),
     "each other": (
-        lambda: json_schema_grammar(
-            {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}}
-        ),
+        "guided_json",
+        {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}},
         "",
     ),
-    "a file": (
-        lambda: json_schema_grammar({"$ref": "file:///etc/passwd"}),
-        "$ref: only references inside the schema are supported",
-    ),
-    "look-around": (lambda: regex_grammar("(?=a)a"), "look-around"),
-    "back-reference": (lambda: regex_grammar(r"(a)\1"), "backreferences"),
-    "optional letters": (lambda: regex_grammar("(a|b)*a" + "(a|b)?" * 800), "too complex"),
-    "impossible": (
-        lambda: json_schema_grammar({"type": "integer", "minimum": 5, "maximum": 2}),
-        "minimum: nothing fits it",
-    ),
-    "no schema after %json": (lambda: lark_grammar("start: %json 5x"), "%json"),
-    "no number": (lambda: lark_grammar('start: %json {"multipleOf": NaN}'), "%json must be followed by"),
-    "half a pair": (lambda: lark_grammar(r'start: %json {"const": "\ud800"}'), "%json must be followed by"),
+    "a file": ("guided_json", {"$ref": "file:///etc/passwd"}, "$ref: only references inside the schema are supported"),
+    "look-around": ("guided_regex", "(?=a)a", "look-around"),
+    "back-reference": ("guided_regex", r"(a)\1", "backreferences"),
+    "optional letters": ("guided_regex", "(a|b)*a" + "(a|b)?" * 800, "too complex"),
+    "impossible": ("guided_json", {"type": "integer", "minimum": 5, "maximum": 2}, "minimum: nothing fits it"),
+    "no schema after %json": ("guided_grammar", "start: %json 5x", "%json"),
+    "no number": ("guided_grammar", 'start: %json {"multipleOf": NaN}', "%json must be followed by"),
+    "half a pair": ("guided_grammar", r'start: %json {"const": "\ud800"}', "%json must be followed by"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_cost_too_much_or_cannot_work_is_refused(name: str) -> None:
-    make, reason = REFUSED[name]
-    assert reason in refused(make)
+    field, value, reason = REFUSED[name]
+    assert reason in refused(partial(MAKERS[field], value))
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
@@ -230,28 +236,23 @@ def test_numbers_that_would_be_rounded_are_refused(schema: dict[str, Any], reaso
     assert reason in refused(lambda: lark_grammar(f"start: %json {json.dumps(schema)}"))
 
 
-LARGE: dict[str, Callable[[], str]] = {
-    "longest chain": lambda: json_schema_grammar(chain(300)),
-    "longest chain of rules": lambda: lark_grammar(
-        "start: A0\n" + "\n".join(f'A{i}: A{i + 1} "y"' for i in range(190)) + '\nA190: "x"'
-    ),
-    "deepest rules": lambda: lark_grammar(
-        "start: a0\n" + "\n".join(f'a{i}: {"(" * 4}"x" a{i + 1} | "y"{")" * 4}' for i in range(190)) + '\na190: "x"'
-    ),
-    "deepest": lambda: json_schema_grammar(nested(30)),
-    "most choices": lambda: choice_grammar([f"value number {i}" for i in range(2500)]),
-    "repetitions": lambda: regex_grammar("(((a{1,1000}){1,1000}){1,1000}){1,1000}"),
-    "backtracking": lambda: regex_grammar("((x+x+)+y|(a|b)*a(a|b){300})"),
-    "many patterns": lambda: json_schema_grammar(
+LARGE: dict[str, tuple[str, Any]] = {
+    "longest chain": ("guided_json", chain(300)),
+    "longest chain of rules": ("guided_grammar", rules("A", 190, 'NEXT "y"')),
+    "deepest rules": ("guided_grammar", rules("a", 190, '(((("x" NEXT | "y"))))')),
+    "deepest": ("guided_json", nested(30)),
+    "most choices": ("guided_choice", [f"value number {i}" for i in range(2500)]),
+    "repetitions": ("guided_regex", "(((a{1,1000}){1,1000}){1,1000}){1,1000}"),
+    "backtracking": ("guided_regex", "((x+x+)+y|(a|b)*a(a|b){300})"),
+    "many patterns": (
+        "guided_json",
         {
             "type": "object",
             "properties": {f"p{i}": {"type": "string", "pattern": f"(a|b)*{i}(a|b){{40}}"} for i in range(200)},
-        }
+        },
     ),
-    "ambiguous": lambda: lark_grammar('start: start start | "a" | ""'),
+    "ambiguous": ("guided_grammar", 'start: start start | "a" | ""'),
 }
-
-
 TOO_COMPLEX = ("repetitions",)
 """Accepted, and stopped by the budget of a token on the way."""
 
@@ -259,7 +260,8 @@ TOO_COMPLEX = ("repetitions",)
 @pytest.mark.parametrize("name", LARGE)
 def test_the_largest_accepted_grammars_are_built_and_advance(name: str) -> None:
     """In a thread with the stack of those that build matchers and compute masks."""
-    grammar = LARGE[name]()
+    field, value = LARGE[name]
+    grammar = MAKERS[field](value)
     assert len(grammar) <= MAX_GRAMMAR_BYTES
     check_grammar(grammar)
     with deep_executor("grammars") as thread:
@@ -330,7 +332,7 @@ def test_a_schema_that_is_given_is_not_changed() -> None:
     assert json.dumps(schema) == before
 
 
-ROWS = [json.loads(line) for line in Path(__file__).with_name("generated_schemas.jsonl").read_text().splitlines()]
+ROWS = rows(__file__, "generated_schemas.jsonl")
 """(who writes it, schema, values that fit, values that do not, paths of what is not enforced without strict)"""
 NEVER_REFUSED = ("uniqueItems", "format")
 
@@ -360,3 +362,126 @@ def test_what_generators_write(row: list[Any]) -> None:
     with pytest.raises(Unfit) as caught:
         check_grammar(json_schema_grammar(schema))
     assert str(caught.value).partition(": ")[0] in refused
+
+
+COLORS = choice_grammar(["red", "blue"])
+OVERFLOWING = {
+    "$ref": "#/$defs/a0",
+    "$defs": {f"a{i}": {"type": "array", "items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(1000)} | {"a1000": {}},
+}
+
+
+@pytest.fixture
+async def checks() -> AsyncIterator[GrammarChecks]:
+    checks = GrammarChecks()
+    yield checks
+    checks.close()
+
+
+async def check(checks: GrammarChecks, grammar: str | Callable[[], str]) -> str:
+    return await checks.checked(grammar if callable(grammar) else lambda: grammar, "guided")
+
+
+async def refusal(checks: GrammarChecks, grammar: str | Callable[[], str], status: int = 400) -> str:
+    with pytest.raises(ApiError) as caught:
+        await check(checks, grammar)
+    assert caught.value.status == status
+    if status == 400:
+        assert caught.value.param == "guided" and caught.value.code == "invalid_grammar"
+    return caught.value.message
+
+
+async def test_clients_take_turns_at_making_grammars(checks: GrammarChecks) -> None:
+    begun, go_on, order = threading.Event(), threading.Event(), list[str]()
+
+    def make(name: str) -> str:
+        order.append(name)
+        begun.set()
+        assert go_on.wait(GENEROUS)
+        return COLORS
+
+    names = ["hostile 1", "hostile 2", "hostile 3", "other"]
+    asked = [checks.checked(partial(make, name), "guided", name.split()[0]) for name in names]
+    making = asyncio.gather(*asked)
+    await until(begun.is_set, what="the first one is being made")
+    go_on.set()
+    assert await making == [COLORS] * 4
+    assert order == ["hostile 1", "hostile 2", "other", "hostile 3"]
+
+
+async def stopped(checks: GrammarChecks) -> int:
+    """A worker that answers nothing more; its pid."""
+    assert await check(checks, COLORS) == COLORS
+    pid = checks.workers._idle[-1].pid
+    stand_still(pid)
+    return pid
+
+
+async def test_one_process_tries_all_large_and_hostile_grammars(checks: GrammarChecks) -> None:
+    for field, value in LARGE.values():
+        assert await check(checks, grammar := MAKERS[field](value)) == grammar
+    for field, value, reason in REFUSED.values():
+        assert reason in await refusal(checks, partial(MAKERS[field], value))
+    assert checks.workers.workers_lost == 0 and len(checks.workers._idle) == 1
+
+
+async def test_a_grammar_that_overflows_the_stack_is_too_complex(checks: GrammarChecks) -> None:
+    assert await check(checks, COLORS) == COLORS
+    pid = checks.workers._idle[-1].pid
+    for lost, grammar in enumerate((json_schema_grammar(OVERFLOWING), lark_grammar(rules("a", 2500, "NEXT"))), 1):
+        message = await refusal(checks, grammar)
+        assert message == "guided: too complex: checking it takes more time, memory or stack than allowed."
+        assert checks.workers.workers_lost == lost
+    other = regex_grammar("[a-z]+")
+    assert await check(checks, other) == other
+    assert checks.workers._idle[-1].pid != pid and inspect(pid) is None
+
+
+async def test_a_check_has_a_time_limit(checks: GrammarChecks) -> None:
+    pid = await stopped(checks)
+    checks.workers._idle[-1]._limits = WorkerLimits(wall_seconds=0.1)
+    assert "too complex" in await refusal(checks, regex_grammar("a+"))
+    assert inspect(pid) is None
+    assert await check(checks, regex_grammar("a+"))
+
+
+async def test_a_process_has_limits_on_memory_and_processor_time(checks: GrammarChecks) -> None:
+    await check(checks, COLORS)
+    lines = Path(f"/proc/{checks.workers._idle[-1].pid}/limits").read_text().splitlines()
+    limits = {line[:25].strip(): line[25:].split()[0] for line in lines}
+    assert limits["Max address space"] == str(1 << 30) and limits["Max core file size"] == "0"
+    assert int(limits["Max cpu time"]) < 60
+
+
+async def test_what_was_tried_is_not_tried_again(checks: GrammarChecks) -> None:
+    wrong = regex_grammar("(?=a)a")
+    assert "look-around" in await refusal(checks, wrong)
+    await stopped(checks)
+    assert await check(checks, COLORS) == COLORS and "look-around" in await refusal(checks, wrong)
+
+
+@pytest.mark.slow
+async def test_deaths_leave_nothing_behind() -> None:
+    await asyncio.to_thread(int)  # the thread and what belongs to it stay
+    gc.collect()  # What other tests left open would hide what this one leaves.
+    descriptors, processes = len(os.listdir("/proc/self/fd")), set(children(os.getpid()))
+    checks = GrammarChecks()
+    for _ in range(3):
+        await refusal(checks, json_schema_grammar(OVERFLOWING))
+    await check(checks, COLORS)
+    checks.close()
+    # Threads of other tests may still open and close files of their own.
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors, what="every descriptor is closed")
+    await until(lambda: set(children(os.getpid())) <= processes, what="every process has ended")
+
+
+def test_a_server_goes_on_after_a_grammar_that_kills(server: RunningServer) -> None:
+    def ask(schema: object) -> httpx.Response:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "guided_json": schema}
+        return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=600)
+
+    lost = server.context.grammars.workers.workers_lost
+    response = ask(OVERFLOWING)
+    assert response.status_code == 400 and "too complex" in response.json()["error"]["message"]
+    assert server.context.grammars.workers.workers_lost == lost + 1
+    assert ask({"type": "integer"}).status_code == 200

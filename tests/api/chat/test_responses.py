@@ -1,4 +1,4 @@
-"""POST /v1/responses through the openai client, over an engine that answers with the last message."""
+"""Completions and responses: the older and the newer form of a chat."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import APIError, BadRequestError, OpenAI
+from openai import APIError, NotFoundError, OpenAI
 from openai.types.responses import Response
 from pydantic import BaseModel
 
 from service.api.chat.responses import Item, Part, ResponsesBody, chat_body, turns_of
-from tests.api.chat.test_chat import picture
+from tests.support.refusals import picture
 from tests.support.servers import RunningServer
 from tests.support.tool_samples import call_text
 
@@ -156,42 +156,44 @@ def test_items_that_follow_each_other_are_one_message() -> None:
     assert turns[4].source == "input[5]" and turns[4].calls == ["input[6]"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "code"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "unsupported_parameter"),
-        ({"background": True}, "background", "unsupported_parameter"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", None),
-        ({"tools": [{**TOOL, "name": "no name"}]}, "tools[0].name", None),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice.name", None),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nope"}}}},
-         "text.format.schema", None),
-        ({"reasoning": {"exclude": True}}, "reasoning.exclude", "unsupported_parameter"),
-        ({"max_output_tokens": 0}, "max_output_tokens", None),
-        ({"input": "x" * 5000}, "input", "context_length_exceeded"),
-        ({"input": [{"content": "x"}]}, "input[0].role", None),
-        ({"input": [{"role": "user"}]}, "input[0].content", None),
-        ({"input": [{"type": "computer_call"}]}, "input[0].type", None),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
-         "input[0].content[0].file_id", "unsupported_parameter"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,eA=="}]}]},
-         "input[0].content[0].image_url", None),
-        ({"input": [{"role": "user", "content": "x"}, {"type": "function_call", "call_id": "a", "name": "b"}]},
-         "input[1]", None),
-        ({"input": [{"type": "function_call_output", "call_id": "a", "output": "x"}]}, "input[0].call_id", None),
-    ],
-)  # fmt: skip
-def test_an_error_names_the_field_of_the_request(
-    client: OpenAI, fields: dict[str, Any], param: str, code: str | None
-) -> None:
-    with pytest.raises(BadRequestError) as refused:
-        client.responses.create(**{"model": "tiny", "input": "x", **fields})
-    assert refused.value.param == param and param in refused.value.message
-    assert code is None or refused.value.code == code
-
-
 def test_a_stream_that_fails_ends_with_an_error(client: OpenAI, server: RunningServer) -> None:
     with pytest.raises(APIError) as failed:
         list(create(client, "!fail and more", stream=True))
     assert failed.value.code
     assert 'endpoint="responses"' in httpx.get(f"{server.url}/metrics").text
+
+
+def complete(client: OpenAI, prompt: Any, **fields: Any) -> Any:
+    return client.completions.complete(model="tiny", prompt=prompt, **fields)
+
+
+@pytest.mark.parametrize("prompt", ["say it", ["say it"], list(b"say it"), [list(b"say it")]])
+def test_a_prompt_is_a_text_or_its_ids(client: OpenAI, prompt: Any) -> None:
+    answer = complete(client, prompt, max_tokens=4)
+    assert answer.id.startswith("cmpl-") and (answer.object, answer.model) == ("text_completion", "tiny")
+    (choice,) = answer.choices
+    assert (choice.index, choice.text, choice.finish_reason, choice.logprobs) == (0, "say ", "length", None)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (6, 4)
+
+
+def test_sixteen_tokens_unless_said_otherwise(client: OpenAI) -> None:
+    assert complete(client, "x" * 40).choices[0].text == "x" * 16
+
+
+def test_reasoning_is_part_of_the_text(client: OpenAI) -> None:
+    assert complete(client, "<think>a</think>b", max_tokens=40).choices[0].text == "<think>a</think>b"
+
+
+def test_a_stream_has_all_choices_and_the_usage(client: OpenAI) -> None:
+    *chunks, last = complete(client, "abc", n=2, stream=True, stream_options={"include_usage": True})
+    for index in range(2):
+        own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
+        assert "".join(choice.text for choice in own) == "abc"
+        assert [choice.finish_reason for choice in own] == [*(None,) * (len(own) - 1), "stop"]
+    assert last.choices == [] and last.usage.completion_tokens == 6
+    assert [choice.text for choice in complete(client, "abc", n=2, stop="c").choices] == ["ab", "ab"]
+
+
+def test_an_unknown_model_is_named(client: OpenAI) -> None:
+    with pytest.raises(NotFoundError):
+        client.completions.complete(model="nobody", prompt="x")

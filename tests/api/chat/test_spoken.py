@@ -18,6 +18,7 @@ from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink
 from tests.support.fake_talker import ENDLESS, MUTE, PATCH, FakeTalker, talking_catalog
 from tests.support.inline_link import InlineLink
+from tests.support.refusals import assert_refused
 from tests.support.servers import RunningServer, running_server
 from tests.support.tool_samples import TOOLS, call_text
 from tests.support.waiting import GENEROUS, wait
@@ -237,33 +238,9 @@ def test_leaving_frees_text_and_voice(talking: Talking) -> None:
     # nothing_is_left: both end without the end of the answer, which has none
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"modalities": ["audio"]}, "modalities"),
-        ({"modalities": []}, "modalities"),
-        ({"modalities": ["text", "video"]}, "modalities[1]"),
-        ({"modalities": ["text"]}, "audio"),
-        ({"modalities": None}, "audio"),
-        ({"audio": None}, "audio"),
-        ({"n": 2}, "n"),
-        ({"audio": {"voice": "alloy", "format": "ogg"}}, "audio.format"),
-        ({"audio": {"voice": "alloy", "format": "wav"}, "stream": True}, "audio.format"),
-        ({"audio": {"voice": "nobody", "format": "wav"}}, "audio.voice"),
-        ({"audio": {"format": "wav", "model": "tiny"}}, "audio.model"),
-        ({"audio": {"format": "wav", "model": "else"}}, "audio.model"),
-        ({"audio": {"format": "opus", "sample_rate": 44100}}, "audio.sample_rate"),
-        ({"audio": {"format": "wav", "inference_timesteps": 1}}, "audio.inference_timesteps"),
-        ({"audio": {"format": "wav", "ref_audio": "data:audio/wav;base64,AAAA"}}, "audio.ref_audio"),
-        ({"audio": {"format": "wav", "split_granularity": "clause"}}, "audio.split_granularity"),
-    ],
-)
-def test_what_does_not_fit_is_refused_by_name(talking: Talking, fields: dict[str, Any], param: str) -> None:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], **SPOKEN, **fields}
-    answer = httpx.post(f"{talking.server.url}/v1/chat/completions", json=body, timeout=GENEROUS)
-    assert answer.status_code == 400, answer.text
-    error = json.loads(answer.content)["error"]
-    assert error["param"] == param and error["message"].startswith(param)
+def test_what_does_not_fit_is_refused_by_name(talking: Talking) -> None:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], **SPOKEN}
+    assert_refused(f"{talking.server.url}/v1/chat/completions", "spoken", **asked)
 
 
 def test_the_speech_model_is_chosen_by_setting_or_request(tmp_path: Any) -> None:

@@ -4,26 +4,30 @@ model says."""
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import httpx
 import llguidance
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessage
 
 from models.interfaces.media import Tool
+from service.api.chat.detokenizer import joined
 from service.api.chat.schema import ChatRequestBody
-from service.api.chat.tools import Reasoning, ToolUse, arguments_of, tool_grammar, tool_use
+from service.api.chat.tools import Reasoning, ToolUse, arguments_of, formed, tool_grammar, tool_use
 from service.api.http.errors import ApiError
 from service.api.http.json_body import MAX_SIGNS, parse
 from service.api.structured.grammar import json_schema_grammar
 from service.api.structured.schema_form import UNSUPPORTED as UNENFORCED
 from tests.support.grammars import check_grammar
+from tests.support.rows import rows
 from tests.support.schemas import UNSUPPORTED
 from tests.support.servers import RunningServer
-from tests.support.tool_samples import TIME, TOOLS, asked, call_text, result, tool
+from tests.support.tool_samples import TOOLS, asked, call_text, result
 
 ROME = call_text("get_weather", city="Rome")
 SUM = call_text("add", a=2, b=40)
@@ -109,106 +113,12 @@ def test_arguments_are_read_where_they_are_an_object() -> None:
         assert arguments_of(text, "arguments") == text
 
 
-def deep(levels: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {}
-    for _ in range(levels):
-        schema = {"not": schema}
-    return schema
-
-
-def function(**fields: Any) -> dict[str, Any]:
-    return {"tools": [{"type": "function", "function": fields}]}
-
-
 def allowed(mode: str, *names: str) -> dict[str, Any]:
     tools = [{"type": "function", "function": {"name": name}} for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 USER = {"role": "user", "content": "hi"}
-CALL = ("a", "add", "{}")
-AT = "messages[0].tool_calls[0]"
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"tools": 5}, "tools"),
-    ({"tools": [{"type": "function"}]}, "tools[0].function"),
-    ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
-    (function(description="x"), "tools[0].function.name"),
-    (function(name=""), "tools[0].function.name"),
-    (function(name="a b"), "tools[0].function.name"),
-    (function(name="a\n"), "tools[0].function.name"),
-    (function(name="<|im_end|>"), "tools[0].function.name"),
-    (function(name="a" * 65), "tools[0].function.name"),
-    ({"tools": [TIME, TIME]}, "tools[1].function.name"),
-    ({"tools": [tool(f"f{index}") for index in range(129)]}, "tools"),
-    (function(name="f", description="x" * 300_000), "tools"),
-    (function(name="f", parameters=deep(40)), "tools[0].function.parameters"),
-    (function(name="f", parameters=[1]), "tools[0].function.parameters"),
-    (function(name="f", parameters={"type": "array"}), "tools[0].function.parameters.type"),
-    (
-        {"tools": [TIME, *function(name="f", strict=True, parameters={"dependentSchemas": {"a": {}}})["tools"]]},
-        "tools[1].function.parameters",
-    ),
-    (
-        function(name="f", strict=True, parameters={"properties": {"a": {"enum": [1], "const": 2}}, "required": ["a"]}),
-        "tools[0].function.parameters",
-    ),
-    (
-        function(name="f", strict=True, parameters={"properties": {"a": {"pattern": "(?<=b)a"}}}),
-        "tools[0].function.parameters",
-    ),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),
-    ({"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice.type"),
-    (
-        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
-        "tool_choice.allowed_tools.tools",
-    ),
-    ({"tools": TOOLS, "tool_choice": allowed("none", "add")}, "tool_choice.allowed_tools.mode"),
-    (
-        {"tools": TOOLS, "tool_choice": allowed("required", "add", "subtract")},
-        "tool_choice.allowed_tools.tools[1].function.name",
-    ),
-    ({"tools": TOOLS, "parallel_tool_calls": "yes"}, "parallel_tool_calls"),
-    ({"messages": [USER, result("a", "x")]}, "messages[1].tool_call_id"),
-    ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
-    ({"messages": [asked(CALL), result("b", "x")]}, "messages[1].tool_call_id"),
-    ({"messages": [asked(CALL), result("a", "x"), result("a", "y")]}, "messages[2].tool_call_id"),
-    ({"messages": [asked(CALL), USER]}, AT),
-    ({"messages": [asked(CALL)]}, AT),
-    ({"messages": [asked(CALL), {"role": "tool", "tool_call_id": "a"}]}, "messages[1].content"),
-    (
-        {"messages": [asked(CALL), {**result("a", ""), "content": [{"image_url": "data:,"}]}]},
-        "messages[1].content[0].image_url",
-    ),
-    ({"messages": [{**asked(CALL), "role": "user", "content": "x"}]}, "messages[0].tool_calls"),
-    ({"messages": [asked(CALL, CALL), result("a", "x")]}, "messages[0].tool_calls[1].id"),
-    ({"messages": [asked(("", "add", "{}"))]}, f"{AT}.id"),
-    ({"messages": [asked(("a", "a b", "{}"))]}, f"{AT}.function.name"),
-    ({"messages": [asked(*[(f"{index}", "add", "{}") for index in range(129)])]}, "messages[0].tool_calls"),
-    *[
-        ({"messages": [asked(("a", "add", text))]}, f"{AT}.function.arguments")
-        for index, text in enumerate(["[" * 9000, json.dumps({"a": deep(40)})])
-    ],
-    (
-        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": {}}}]}]},
-        f"{AT}.function.arguments",
-    ),
-    (
-        {"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": ""}}]},
-        "messages[0].function_call",
-    ),
-    ({"functions": [{"name": "f"}]}, "functions"),
-]
-
-
-def test_what_does_not_fit_is_named(server: RunningServer) -> None:
-    for fields, param in BAD:
-        response = httpx.post(f"{server.url}/v1/chat/completions", json={"model": "tiny", "messages": [USER], **fields})
-        assert response.status_code == 400, (fields, response.text)
-        error = response.json()["error"]
-        assert error["param"] == param and error["message"].startswith(f"{param}: "), (fields, error)
-        assert len(error["message"]) < 300
 
 
 @pytest.mark.parametrize(("mode", "forced"), [("auto", False), ("required", True)])
@@ -346,7 +256,7 @@ def test_a_named_tool_is_the_only_one() -> None:
 
 
 COUNT = {"type": "integer", "minimum": 0, "maximum": 9}
-ROWS = [json.loads(line) for line in Path(__file__).with_name("generated_schemas.jsonl").read_text().splitlines()]
+ROWS = rows(__file__, "generated_schemas.jsonl")
 
 
 def asked_with(server: RunningServer, parameters: Any, **more: Any) -> httpx.Response:
@@ -389,3 +299,140 @@ def test_a_stream_names_them_with_the_usage(server: RunningServer) -> None:
     text = httpx.post(f"{server.url}/v1/chat/completions", json=body).text
     *_, last = (json.loads(line.removeprefix("data: ")) for line in text.split("\n") if line.startswith("data: {"))
     assert last["unenforced"] == ["response_format.json_schema.schema.uniqueItems"]
+
+
+PROPERTIES: dict[str, Any] = {
+    "text": {"type": "string"},
+    "count": {"type": "integer", "minimum": 1},
+    "unit": {"enum": ["km", "m"]},
+    "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "list": {"type": "array", "items": {"$ref": "#/$defs/point"}},
+    "any": {},
+}
+POINT = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"], "additionalProperties": False}
+LOOK = Tool("look", None, {"type": "object", "properties": PROPERTIES, "required": ["text"], "$defs": {"point": POINT}})
+NOW = Tool("now", None, {"type": "object", "properties": {}, "additionalProperties": False})
+USE, _ = formed(ToolUse((LOOK, NOW), (LOOK, NOW), forced=False, several=True, format="xml"))
+
+
+def call(name: str, **values: str) -> str:
+    """As the templates of the family write it."""
+    parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
+def read(answer: str, places: tuple[int, ...] = ()) -> tuple[str, list[tuple[str, Any]]]:
+    """(text, calls) of an answer that arrives in pieces."""
+    parser = USE.parser()
+    said, deltas = "", []
+    edges = [0, *sorted(place % (len(answer) + 1) for place in places), len(answer)]
+    for start, stop in pairwise(edges):
+        text, more = parser.feed(answer[start:stop])
+        said, deltas = said + text, deltas + more
+    calls = [(one.function.name, json.loads(one.function.arguments)) for one in joined(deltas)]
+    return said + parser.flush(), calls
+
+
+texts = st.text(st.sampled_from('ab<>/=\n"\\{}é'), max_size=20).filter(lambda text: "</parameter>" not in text)
+NO_JSON = texts.filter(lambda text: text.strip() not in ("", "null") and text.strip()[0] != '"')
+"""A value that may be a string or null is JSON where it parses."""
+places = st.lists(st.integers(0, 10_000), max_size=12).map(tuple)
+
+
+@given(texts, NO_JSON, st.integers(1), texts, places)
+def test_any_split_gives_the_same_values(text: str, note: str, count: int, said: str, where: tuple[int, ...]) -> None:
+    points = [{"x": 1.5}, {"x": -2}]
+    written = call("look", text=text, count=str(count), unit="km", note=note, list=json.dumps(points))
+    answer = f"{said}{written}\n{call('now')}"
+    values = {"text": text, "count": count, "unit": "km", "note": note, "list": points}
+    assert read(answer, where) == (said.rstrip(), [("look", values), ("now", {})])
+    assert read(answer, tuple(range(len(answer)))) == read(answer)
+    assert fits(tool_grammar(USE), answer)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"), [("null", None), ("Null", "Null"), ("12", "12"), ('"a"', "a"), ("{", "{"), ("", "")]
+)
+def test_what_is_no_json_of_the_schema_is_text(written: str, value: Any) -> None:
+    assert read(call("look", text="", note=written))[1] == [("look", {"text": "", "note": value})]
+
+
+def test_a_value_of_any_type_is_json_where_it_parses() -> None:
+    for written, value in (("[1]", [1]), ("12", 12), ("True", "True"), ("a\nb", "a\nb")):
+        assert read(call("look", text="", any=written))[1] == [("look", {"text": "", "any": value})]
+
+
+def test_what_the_grammar_of_xml_lets_through() -> None:
+    grammar = tool_grammar(USE)
+    check_grammar(grammar)
+    good = [
+        call("look", text="two\nlines </para"),
+        call("look", text="", count="3"),
+        f"Hm.\n{call('now')}",
+        call("look", text="a", any='{"b": 1}'),
+    ]
+    bad = [
+        call("look", count="3"),  # without what is required
+        call("look", text="a", count="0"),
+        call("look", text="a", count="three"),
+        call("look", text="a", unit="cm"),
+        call("look", text="a", list='[{"y": 1}]'),
+        call("look", count="3", text="a"),  # in another order than that of the schema
+        call("now", text="a"),
+        call("never"),
+        call("now").removesuffix("</tool_call>"),
+    ]
+    assert all(fits(grammar, answer) for answer in good)
+    assert not any(fits(grammar, answer) for answer in bad)
+    forced = tool_grammar(ToolUse(USE.tools, USE.callable[1:], forced=True, several=False, format="xml"))
+    assert fits(forced, call("now")) and not fits(forced, "Hm.") and not fits(forced, good[0])
+
+
+@pytest.mark.parametrize("end", range(1, 150))
+def test_a_call_that_is_cut_short_is_a_beginning(end: int) -> None:
+    whole = call("look", text='a "b"\n', count="12", note="x") + call("now")
+    parser = USE.parser()
+    said, deltas = parser.feed(whole[:end])
+    begun = joined(deltas)
+    assert not said and len(begun) <= 2
+    if begun:
+        assert '{"text": "a \\"b\\"\\n", "count": 12, "note": "x"}'.startswith(begun[0].function.arguments)
+
+
+def test_open_objects_take_further_parameters() -> None:
+    tool = Tool("free", None, {"type": "object", "additionalProperties": True})
+    use, unenforced = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
+    answer = call("free", a="1", b="x y")
+    assert fits(tool_grammar(use), answer) and not unenforced
+    parser = use.parser()
+    assert joined(parser.feed(answer)[1])[0].function.arguments == '{"a": 1, "b": "x y"}'
+
+
+def test_a_listed_parameter_is_none_of_the_further_ones() -> None:
+    """Its text would be taken for JSON of its type."""
+    properties = {"on": {"type": "boolean"}, 'a "b\\': {"type": "integer"}, "off": False}
+    tool = Tool("free", None, {"type": "object", "properties": properties, "additionalProperties": True})
+    use, _ = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
+    grammar = tool_grammar(use)
+    check_grammar(grammar)
+    for parameters in ({"on": "true", "only": "yes"}, {"on": "false"}, {'a "b\\': "1"}, {"o": "n"}, {}):
+        assert fits(grammar, call("free", **parameters))
+    for parameters in ({"on": "True"}, {"only": "yes", "on": "True"}, {"off": "x"}, {'a "b\\': "one"}):
+        assert not fits(grammar, call("free", **parameters))
+
+
+def test_what_a_text_cannot_enforce_is_named_or_refused() -> None:
+    strings = {"plate": {"type": "string", "pattern": "^[A-Z]+$"}, "name": {"type": "string"}}
+    tool = Tool("car", None, {"type": "object", "properties": strings})
+    _, unenforced = formed(ToolUse((tool,), (tool,), forced=False, several=True, format="xml"))
+    assert unenforced == ["tools[0].function.parameters.properties.plate.pattern"]
+    with pytest.raises(ApiError, match=r"properties\.plate\.pattern: cannot be enforced"):
+        formed(ToolUse((tool,), (tool,), False, True, frozenset({"car"}), "xml"))
+
+
+def test_schemas_that_refer_to_themselves_are_read_once() -> None:
+    node = {"anyOf": [{"$ref": "#/$defs/node"}, {"$ref": "#/$defs/node"}, {"type": "string"}]}
+    properties = {f"p{number}": {"$ref": "#/$defs/node"} for number in range(50)}
+    tool = Tool("deep", None, {"type": "object", "properties": properties, "$defs": {"node": node}})
+    use, _ = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
+    check_grammar(tool_grammar(use))

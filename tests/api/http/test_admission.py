@@ -24,21 +24,13 @@ from service.api.http.admission import EXCESS, SMALL_BYTES, Admission, Ticket, T
 from service.api.http.errors import ApiError
 from service.api.http.middleware import Guards, HostRule, KeyRing, RequestRecord
 from service.confined.workers import FairSemaphore
-from service.hub import EMBEDDED
-from service.hub.catalog import Catalog, load_catalog
 from service.metrics.metrics import Metrics
-from service.settings.settings import load_settings
-from tests.support.fake_chat import fake_catalog
+from tests.support.fake_talker import talking_catalog
 from tests.support.servers import running_server
 from tests.support.waiting import GENEROUS, until
 
 SHARES = {"chat": 0.75, "speech": 0.5}
 ENDPOINTS = ("chat", "speech", "voices")
-
-
-def both_kinds() -> Catalog:
-    talker = load_catalog(load_settings({"model": (str(EMBEDDED / "voxcpm2"),), "served_model_name": ("talker",)}))
-    return Catalog([*fake_catalog().models, *talker.models])
 
 
 def take_all(admission: Admission, endpoint: str, *, size: int = 0) -> list[Ticket]:
@@ -157,7 +149,7 @@ async def test_through_the_application() -> None:
     chat: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "!silent"}]}
     text = json.dumps({"type": "input.text", "text": "and"})
     speech = {"model": "talker", "input": "Hello.", "response_format": "pcm", "max_len": 2}
-    with running_server(both_kinds(), max_in_flight=8) as server:
+    with running_server(talking_catalog(), max_in_flight=8) as server:
         socket_url = server.url.replace("http", "ws", 1) + "/v1/audio/speech/stream"
         async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
             flood = [asyncio.create_task(http.post("/v1/chat/completions", json=chat)) for _ in range(8)]
@@ -188,7 +180,7 @@ async def test_through_the_application() -> None:
 @pytest.mark.parametrize("limits", [{"max_in_flight": 4}, {"max_waiting": 3}], ids=str)
 def test_more_answers_than_are_ever_admitted_are_no_reason_to_retry(limits: dict[str, int]) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
-    with running_server(both_kinds(), **limits) as server:
+    with running_server(talking_catalog(), **limits) as server:
         url = f"{server.url}/v1/chat/completions"
         assert httpx.post(url, json={**body, "n": 3}).status_code == 200
         refused = httpx.post(url, json={**body, "n": 4})

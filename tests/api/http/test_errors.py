@@ -2,167 +2,33 @@
 
 from __future__ import annotations
 
-import io
 import json
+import re
 import zlib
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
+import msgspec
 import pytest
-from PIL import Image
+from msgspec import Meta
 from websockets.sync.client import connect
 
-from service.api.http.json_body import MAX_SIGNS
-from tests.api.chat.test_chat import frame_list, picture
-from tests.media.samples import data_url
+from service.api.chat.schema import ChatRequestBody
+from service.api.engines.request_stream import EngineError
+from service.api.http import json_body
+from service.api.http.errors import ApiError, as_api_error
+from service.api.http.json_body import MAX_SIGNS, parse
+from service.api.realtime.schema import SessionParams
+from service.api.speech.schema import SpeechRequestBody
+from tests.support.refusals import assert_refused, cases, picture, truncated_png
+from tests.support.rows import rows
 from tests.support.servers import RunningServer
 
 USER = {"role": "user", "content": "hi"}
 
 
-def truncated_png() -> str:
-    buffer = io.BytesIO()
-    Image.effect_noise((64, 64), 50).save(buffer, "PNG")
-    return data_url(buffer.getvalue()[:-400])
-
-
-def bomb() -> str:
-    """A PNG that says 20000 x 15000 in a few hundred bytes."""
-
-    def piece(kind: bytes, body: bytes) -> bytes:
-        return len(body).to_bytes(4, "big") + kind + body + zlib.crc32(kind + body).to_bytes(4, "big")
-
-    header = (20000).to_bytes(4, "big") + (15000).to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
-    return data_url(b"\x89PNG\r\n\x1a\n" + piece(b"IHDR", header) + piece(b"IDAT", zlib.compress(bytes(1000))))
-
-
-def image(url: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
-
-
-def video(url: Any, **fields: Any) -> dict[str, Any]:
-    part = {"type": "video_url", "video_url": {"url": url, **fields}}
-    return {"messages": [{"role": "user", "content": [part]}]}
-
-
 def parts(*content: Any, role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": list(content)}]}
-
-
-AT = "messages[0].content[0].image_url.url"
-VIDEO_AT = "messages[0].content[0].video_url.url"
-
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"messages": []}, "messages"),
-    ({"messages": ...}, "messages"),
-    ({"model": ...}, "model"),
-    ({"model": 5}, "model"),
-    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [USER, {"role": "function", "content": "x"}]}, "messages[1].role"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-    ({"messages": [USER] * 1001}, "messages"),
-    (parts(*[{"type": "text", "text": "x"}] * 257), "messages"),
-    (parts(*[{"type": "image_url", "image_url": picture()}] * 4), "messages"),
-    (parts({"type": "input_audio", "input_audio": {}}), "messages[0].content[0].input_audio.data"),
-    (parts({"type": "refusal", "refusal": "No."}), "messages[0].content[0].type"),
-    (parts({"type": "file", "file": {"file_id": "x"}}), "messages[0].content[0].type"),
-    (parts({"type": "image_embeds", "image_embeds": "x"}), "messages[0].content[0].type"),
-    (parts({"type": "image_url", "image_url": picture(), "text": "What is it?"}), "messages[0].content[0].text"),
-    (parts({"text": "What is it?", "image_url": picture()}), "messages[0].content[0].image_url"),
-    (parts({"type": "text"}), "messages[0].content[0].text"),
-    (parts({"type": "image_url"}), "messages[0].content[0].image_url"),
-    (parts({"type": "image_url", "image_url": {"url": picture()}}, role="system"), "messages[0].content[0]"),
-    (image(5), AT),
-    (image("https://example.com/x.png"), AT),
-    (image("file:///etc/passwd"), AT),
-    (image("data:image/png;base64,%%%%"), AT),
-    (image("data:image/png,abc"), AT),
-    (image(data_url(b"hello, I am text")), AT),
-    (image(data_url(b"<html><script>alert(1)</script>")), AT),
-    (image(data_url(b"")), AT),
-    (image(truncated_png()), AT),
-    (image(bomb()), AT),
-    (image(picture(1, 300)), AT),
-    (
-        parts({"type": "image_url", "image_url": {"url": picture(), "detail": "ultra"}}),
-        "messages[0].content[0].image_url.detail",
-    ),
-    (video(data_url(b"no video here", "video/mp4")), VIDEO_AT),
-    (video(frame_list(2) + ",x" * 200), VIDEO_AT),
-    (video(frame_list(2), fps=1000), "messages[0].content[0].video_url.fps"),
-    (video(frame_list(2), fps=0), "messages[0].content[0].video_url.fps"),
-    (video(frame_list(2), fps=1e-300), "messages[0].content[0].video_url.fps"),
-    (video(frame_list(2), fps=0.0002), VIDEO_AT),
-    (video(frame_list(2), times=[0, 1e9]), "messages[0].content[0].video_url.times[1]"),
-    (video(frame_list(2), max_frames=10**6), "messages[0].content[0].video_url.max_frames"),
-    (
-        parts({"type": "image_url", "image_url": {"url": picture(), "max_pixels": 3136}}),
-        "messages[0].content[0].image_url.max_pixels",
-    ),
-    (
-        parts({"type": "video_url", "video_url": frame_list(2), "total_pixels": 3136}),
-        "messages[0].content[0].total_pixels",
-    ),
-    (parts({"type": "video_url", "video_url": frame_list(2), "fps": 1000}), "messages[0].content[0].fps"),
-    ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages"),
-    ({"temperature": 2.5}, "temperature"),
-    ({"temperature": "hot"}, "temperature"),
-    ({"top_p": -0.1}, "top_p"),
-    ({"min_p": 1.5}, "min_p"),
-    ({"presence_penalty": 3}, "presence_penalty"),
-    ({"repetition_penalty": 0}, "repetition_penalty"),
-    ({"repetition_penalty": 1e-300}, "repetition_penalty"),
-    ({"n": 5}, "n"),
-    ({"n": 10**9}, "n"),
-    ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": 2, "min_tokens": 3}, "min_tokens"),
-    ({"seed": 2**63}, "seed"),
-    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
-    ({"stop": ""}, "stop"),
-    ({"top_logprobs": 2}, "top_logprobs"),
-    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    ({"logit_bias": {"x": 1}}, "logit_bias"),
-    ({"logit_bias": {"99999": 1}}, "logit_bias"),
-    ({"logit_bias": {str(token): 1 for token in range(321)}}, "logit_bias"),
-    ({"stop_token_ids": [99999]}, "stop_token_ids"),
-    ({"stop_token_ids": [65] * 33}, "stop_token_ids"),
-    ({"response_format": {"type": "xml"}}, "response_format.type"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
-    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-    ({"response_format": {"type": "json_object", "schema": {"type": "object"}}}, "response_format.schema"),
-    *[
-        (
-            {"response_format": {"type": kind, "json_schema": {"name": "a", "schema": {"type": "integer"}}}},
-            "response_format.json_schema",
-        )
-        for kind in ("text", "json_object")
-    ],
-    ({"functions": [{"name": "f"}]}, "functions"),
-    ({"function_call": {"name": "f"}}, "function_call"),
-    ({"guided_json": {"type": "objekt"}}, "guided_json"),
-    ({"guided_json": "[1]"}, "guided_json"),
-    ({"guided_regex": "("}, "guided_regex"),
-    ({"guided_choice": []}, "guided_choice"),
-    ({"guided_grammar": "start: other"}, "guided_grammar"),
-    ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json"),
-    ({"structured_outputs": {"json": {}, "disable_any_whitespace": True}}, "structured_outputs.disable_any_whitespace"),
-    ({"structured_outputs": {"choices": ["a"]}}, "structured_outputs.choices"),
-    ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
-    ({"modalities": ["text", "audio"]}, "modalities"),
-    ({"chat_template": "{{ 1 }}"}, "chat_template"),
-    ({"media_io_kwargs": {"video": {"backend": "other"}}}, "media_io_kwargs.video"),
-    ({"media_io_kwargs": {"image": {"mode": "L"}}}, "media_io_kwargs"),
-    ({"include_reasoning": False}, "include_reasoning"),
-    ({"mm_processor_kwargs": {"size": 1}}, "mm_processor_kwargs"),
-    ({"mm_processor_kwargs": {"max_pixels": 1}}, "mm_processor_kwargs.max_pixels"),
-    ({"mm_processor_kwargs": {"downsample_mode": "4x"}}, "mm_processor_kwargs.downsample_mode"),
-    ({"reasoning": {"exclude": True}}, "reasoning.exclude"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking"),
-    ({"messages": [{"role": "user", "content": "x", "images": ["AA"]}]}, "messages[0].images"),
-    ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
-    ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "chat_template_kwargs.enable_thinking"),
-]
 
 
 def post(server: RunningServer, body: Any, **options: Any) -> httpx.Response:
@@ -180,13 +46,17 @@ def assert_error(response: httpx.Response, status: int) -> dict[str, Any]:
     return body["error"]
 
 
-def test_bad_requests_name_the_field(server: RunningServer) -> None:
-    for change, param in BAD:
-        body = {"model": "tiny", "messages": [USER], **change}
-        body = {key: value for key, value in body.items() if value is not ...}
-        error = assert_error(post(server, body), 400)
-        assert (error["param"] or "").startswith(param), (change, error)
-        assert error["type"] == "invalid_request_error"
+@pytest.mark.parametrize(
+    ("name", "path", "usual"),
+    [
+        ("chat", "chat/completions", {"messages": [USER]}),
+        ("tools", "chat/completions", {"messages": [USER]}),
+        ("completions", "completions", {"prompt": "x"}),
+        ("responses", "responses", {"input": "x"}),
+    ],
+)
+def test_bad_requests_name_the_field(server: RunningServer, name: str, path: str, usual: dict[str, Any]) -> None:
+    assert_refused(f"{server.url}/v1/{path}", name, model="tiny", **usual)
     server.wait_idle()
 
 
@@ -197,22 +67,11 @@ def test_what_is_no_json_object(server: RunningServer, content: bytes) -> None:
     assert_error(post(server, content), 400)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"model": "tiny", "messages": [{"role": "SECRET" * 50, "content": "x"}]},
-        {"model": "SECRET" * 1000, "messages": [USER]},
-        {"model": "tiny", "messages": [USER], "tool_choice": "SECRET" * 100},
-        parts({"type": "image_url", "image_url": {"url": picture(), "detail": "SECRET" * 50}}) | {"model": "tiny"},
-        {"model": "tiny", "messages": [{"role": "user", "content": [{"type": "SECRET"}] * 250}]},
-        {"model": "tiny", "messages": [USER], "chat_template_kwargs": {"SECRET" * 100: 1}},
-        image("https://SECRET.example/") | {"model": "tiny"},
-    ],
-)
-def test_errors_do_not_echo_the_input(server: RunningServer, body: dict[str, Any]) -> None:
-    response = post(server, body)
-    assert response.status_code in (400, 404)
-    assert "SECRET" not in response.text and len(response.content) < 1000
+def test_errors_do_not_echo_the_input(server: RunningServer) -> None:
+    for fields in cases("secrets"):
+        response = post(server, {"model": "tiny", "messages": [USER], **fields})
+        assert response.status_code in (400, 404)
+        assert "SECRET" not in response.text and len(response.content) < 1000
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -305,3 +164,122 @@ def test_the_answer_to_a_handshake_has_the_request_id_too(server: RunningServer,
 def test_a_request_id_is_kept_if_it_is_a_good_one(server: RunningServer, given: str | bytes, kept: bool) -> None:
     told = httpx.get(f"{server.url}/health", headers={"x-request-id": given}).headers["x-request-id"]
     assert told == given if kept else told.startswith("req_")
+
+
+class Inner(msgspec.Struct, forbid_unknown_fields=True):
+    size: Annotated[float, Meta(gt=0, le=2)] = 1
+
+
+class Body(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(max_length=3)]
+    count: Annotated[int, Meta(ge=1)] | Literal["inf"] | None = None
+    one: Literal["function"] = "function"
+    words: dict[Annotated[str, Meta(min_length=1)], str] = {}
+    bias: dict[int, float] = {}
+    stop: str | Annotated[list[str], Meta(max_length=2)] | None = None
+    stream: bool | None = None
+    inner: Inner | None = None
+
+
+class Lenient(msgspec.Struct):
+    name: str = ""
+    count: int = 0
+    bias: dict[int, float] = {}
+    inner: Inner | None = None
+
+
+def test_messages_name_the_field_and_what_it_takes() -> None:
+    for body, param, message in rows(__file__, "messages.jsonl"):
+        with pytest.raises((ApiError, msgspec.ValidationError)) as caught:
+            parse(msgspec.json.encode(body), Body)
+        error = as_api_error(caught.value)
+        assert (error.status, error.param, error.message) == (400, param, message)
+
+
+MESSAGE = {"role": "user", "content": "x"}
+VIDEO = [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "data:", "num_frames": 10**30}}]}]
+CHAT = {"model": "tiny", "messages": [MESSAGE]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "param"),
+    [
+        *((ChatRequestBody, CHAT | {name: 10**600}, name) for name in ("min_tokens", "n")),
+        (ChatRequestBody, CHAT | {"messages": VIDEO}, "messages[0].content[0].video_url.num_frames"),
+        (ChatRequestBody, CHAT | {"mm_processor_kwargs": {"max_frames": 10**600}}, "mm_processor_kwargs.max_frames"),
+        (
+            ChatRequestBody,
+            CHAT | {"audio": {"format": "wav", "inference_timesteps": 10**600}},
+            "audio.inference_timesteps",
+        ),
+        (SpeechRequestBody, {"input": "x", "inference_timesteps": -(10**600)}, "inference_timesteps"),
+        (SessionParams, {"audio": {"output": {"inference_timesteps": 10**600}}}, "audio.output.inference_timesteps"),
+        (SessionParams, {"audio": {"output": {"format": {"rate": 10**400}}}}, "audio.output.format.rate"),
+    ],
+)
+def test_numbers_of_many_digits_are_refused_with_the_limit(kind: Any, body: Any, param: str) -> None:
+    """To repeat them would push the limit out of the message."""
+    with pytest.raises(msgspec.ValidationError) as caught:
+        parse(json.dumps(body), kind)
+    error = as_api_error(caught.value)
+    assert error.param == param
+    assert re.fullmatch(r"must be at (most|least) \d{1,10}\.", error.message.removeprefix(f"{param}: "))
+
+
+@pytest.mark.parametrize(
+    ("raw", "param", "message"),
+    [
+        (b"", None, "The JSON is not valid: it ends too early."),
+        (b'{"name": "secret', None, "The JSON is not valid: it ends too early."),
+        (b'{"name": secret}', None, "The JSON is not valid: invalid character (byte 9)."),
+        (b'{"name": NaN}', None, "The JSON is not valid: invalid character (byte 9)."),
+        (
+            b'{"name": "\\ud800 and more"}',
+            None,
+            "The JSON is not valid: unexpected end of escaped utf-16 surrogate pair (byte 16).",
+        ),
+        (b'{"name": "\xff"}', None, "The JSON is not valid: it is not UTF-8."),
+        (b"{} more", None, "The JSON is not valid: trailing characters (byte 4)."),
+        (b'{"name": "n", "other": ' + b"[" * 500_000, None, "The JSON is not valid: it is nested too deeply."),
+        (b'{"count": ' + b"9" * 5000 + b"}", "count", "count: must have at most 4300 digits."),
+        (b'{"bias": {"' + b"9" * 5000 + b'": 1}}', "bias", "bias: each key must have at most 4300 digits."),
+        (b'{"inner": {"size": 1e999}}', "inner.size", "inner.size: must be at most 2."),
+        (b'{"bias": {"3": 1e999}}', "bias", "bias: each value must be between -1.8e+308 and 1.8e+308."),
+    ],
+)
+def test_messages_say_why_json_cannot_be_read(raw: bytes, param: str | None, message: str) -> None:
+    with pytest.raises((msgspec.DecodeError, RecursionError, UnicodeDecodeError)) as caught:
+        parse(raw, Lenient)
+    error = as_api_error(caught.value)
+    assert (error.status, error.param, error.message) == (400, param, message)
+
+
+def test_a_byte_order_mark_is_ignored() -> None:
+    text = '{"name": "n", "count": 2}'
+    assert parse(text.encode("utf-8-sig"), Lenient) == parse(text.encode(), Lenient)
+
+
+@pytest.mark.parametrize("raw", ["[" + "[]," * MAX_SIGNS + "0]", b'["' + b"," * MAX_SIGNS + b'"]'])
+def test_too_many_values_are_refused_before_any_is_made(raw: bytes | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_body.msgspec.json, "decode", lambda *_, **__: pytest.fail("values are made"))
+    with pytest.raises(ApiError) as caught:
+        parse(raw, Any)
+    assert (caught.value.status, caught.value.code) == (400, "too_many_values")
+    assert str(MAX_SIGNS) in caught.value.message
+
+
+def test_as_many_values_as_allowed_are_read() -> None:
+    assert len(parse(b"[" + b"0," * (MAX_SIGNS - 1) + b"0]", Any)) == MAX_SIGNS
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "says"),
+    [
+        ("too long", "messages", "messages: too long."),
+        ("min_tokens is 5", "min_tokens", "min_tokens is 5."),
+        ("the queue is full.", None, "the queue is full."),
+    ],
+)
+def test_what_the_engine_refuses_is_named_too(message: str, field: str | None, says: str) -> None:
+    error = as_api_error(EngineError(400, "invalid_value", message, field))
+    assert (error.message, error.param) == (says, field)

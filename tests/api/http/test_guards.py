@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from starlette.datastructures import Headers
 from websockets.asyncio.client import connect
@@ -22,11 +21,10 @@ from websockets.sync.client import connect as connect_now
 
 from service.api.http.errors import ApiError
 from service.api.http.middleware import HostRule
-from service.link.config import Channel, EngineConfig
-from service.link.messages import Outputs, SpeechDelta, SpeechRequest, Stop
+from service.link.config import EngineConfig
+from service.link.messages import SpeechDelta
 from tests.api.http.raw import parse, read_to_end, send
-from tests.support import fake_engine
-from tests.support.fake_talker import talking_catalog
+from tests.support.fake_talker import FakeTalker, Speech, talking_catalog
 from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, until, wait
@@ -159,26 +157,17 @@ def test_a_request_without_a_token_in_its_time_is_refused() -> None:
         server.wait_idle()
 
 
-def speaks_late(config: EngineConfig, channel: Channel) -> None:
-    """An engine that answers after half a second."""
-    channel.send(Outputs(state=fake_engine.state_of(config, "ready", 0)))
-    while True:
-        for command in channel.receive(0.05):
-            if isinstance(command, SpeechRequest):
-                time.sleep(0.5)
-                audio = np.zeros(4800, np.float32)
-                done = SpeechDelta(command.request_id, audio, 0, segment_done=True, finished=True)
-                channel.send(Outputs(speech=(done,)))
-            elif isinstance(command, Stop):
-                return
+class LateTalker(FakeTalker):
+    """Answers after half a second."""
+
+    def _speak(self, speech: Speech) -> SpeechDelta | None:
+        return super()._speak(speech) if time.monotonic() > speech.began + 0.5 else None
 
 
 def test_speech_may_take_as_long_as_it_is_heard_in_addition() -> None:
     """A text of six letters may have 46 patches of 0.1 s."""
-    talking = running_server(
-        talking_catalog(), lambda config: InlineLink(config, speaks_late), fixed_voices="off", request_timeout=0.3
-    )
-    with talking as server:
+    link = partial(InlineLink, entry=LateTalker().serve)
+    with running_server(talking_catalog(), link, fixed_voices="off", request_timeout=0.3) as server:
         for options in ({"stream": False}, {"stream": True}, {"stream_format": "sse"}):
             answer = httpx.post(f"{server.url}/v1/audio/speech", json={"input": "Hello.", **options}, timeout=GENEROUS)
             assert answer.status_code == 200, answer.text

@@ -7,32 +7,22 @@ import gc
 import json
 import logging
 from collections.abc import Iterator
+from functools import partial
 from socket import SHUT_RDWR
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from starlette.requests import Request
 from websockets.sync.client import connect
 
 from service.api.http import streaming
 from service.api.http.streaming import unless_disconnected
-from service.hub import EMBEDDED
-from service.hub.catalog import Catalog, load_catalog
-from service.link.config import Channel, EngineConfig
-from service.link.messages import Failed, Outputs, SpeechDelta, SpeechRequest, Stop
-from service.settings.settings import load_settings
 from tests.api.http.raw import chat_request, read_answer, read_to_end, send
-from tests.support import fake_engine
+from tests.support.fake_talker import MUTE, FakeTalker, talking_catalog
 from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
-
-
-@pytest.fixture(scope="module")
-def talker() -> Catalog:
-    return load_catalog(load_settings({"model": (str(EMBEDDED / "voxcpm2"),), "served_model_name": ("talker",)}))
 
 
 @pytest.fixture
@@ -84,9 +74,9 @@ def in_progress(server: RunningServer) -> bool:
     ],
 )
 def test_a_client_that_leaves_while_it_sends(
-    talker: Catalog, log: pytest.LogCaptureFixture, path: str, head: str, endpoint: str
+    log: pytest.LogCaptureFixture, path: str, head: str, endpoint: str
 ) -> None:
-    with running_server(talker) as server:
+    with running_server(talking_catalog()) as server:
         with send(server, f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{head}".encode()):
             wait(lambda: in_progress(server), what="the request is being answered")
         line = access_line(log, path)
@@ -111,25 +101,10 @@ def test_a_body_that_has_not_come_when_the_server_ends(log: pytest.LogCaptureFix
     assert not [record for record in log.records if record.exc_info]
 
 
-def breaks_off(config: EngineConfig, channel: Channel) -> None:
-    """An engine that gives a little audio, then fails the request."""
-    channel.send(Outputs(state=fake_engine.state_of(config, "ready", 0)))
-    while True:
-        for command in channel.receive(0.05):
-            if isinstance(command, SpeechRequest):
-                audio = SpeechDelta(
-                    command.request_id, np.zeros(9600, np.float32), 0, segment_done=False, finished=False
-                )
-                channel.send(Outputs(speech=(audio,)))
-                channel.send(Outputs(failed=(Failed(command.request_id, 500, "fake_failure", "failed by request"),)))
-            elif isinstance(command, Stop):
-                return
-
-
-def test_speech_that_is_cut_leaves_no_traceback(talker: Catalog, log: pytest.LogCaptureFixture) -> None:
-    body = b'{"input": "Hello.", "response_format": "pcm"}'
+def test_speech_that_is_cut_leaves_no_traceback(log: pytest.LogCaptureFixture) -> None:
+    body = b'{"input": "One. %s", "response_format": "pcm", "split_granularity": "sentence"}' % MUTE.encode()
     head = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
-    with running_server(talker, lambda config: InlineLink(config, breaks_off), fixed_voices="off") as server:
+    with running_server(talking_catalog(), partial(InlineLink, entry=FakeTalker().serve), fixed_voices="off") as server:
         with send(server, head + body) as connection:
             data = read_to_end(connection)
         assert data.startswith(b"HTTP/1.1 200") and not data.endswith(b"0\r\n\r\n")

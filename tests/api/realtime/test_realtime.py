@@ -18,7 +18,7 @@ from websockets import Subprotocol
 from websockets.asyncio.client import ClientConnection, connect
 
 from service.api import sockets
-from service.api.context import LARGE_BODY
+from service.api.context import LARGE_BODY, ServerContext
 from service.api.http.errors import ApiError
 from service.api.http.json_body import MAX_SIGNS
 from service.api.realtime import websocket
@@ -42,17 +42,13 @@ from tests.api.realtime.conftest import (
 )
 from tests.media.test_audio_out import by_av
 from tests.support.fake_talker import ENDLESS, MUTE, PATCH
+from tests.support.refusals import cases as refused_cases
 from tests.support.servers import running_server
 from tests.support.tool_samples import TOOLS, call_text
 from tests.support.waiting import GENEROUS, until
 
-CALL = {"call_id": "c", "name": "f", "arguments": "{}"}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "1"}
-BROKEN = {
-    "type": "message",
-    "role": "user",
-    "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA"}],
-}
 BEGUN = ["response.created", "response.output_item.added", "conversation.item.added", "response.content_part.added"]
 ENDED = ["response.content_part.done", "conversation.item.done", "response.output_item.done", "response.done"]
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -331,84 +327,14 @@ async def closing(socket: ClientConnection) -> tuple[int, str]:
     return closed.value.rcvd.code, closed.value.rcvd.reason
 
 
-def update(**session: Any) -> Event:
-    return {"type": "session.update", "session": session}
-
-
-def create(**item: Any) -> Event:
-    return {"type": "conversation.item.create", "item": item}
-
-
-def respond(**response: Any) -> Event:
-    return {"type": "response.create", "response": response}
-
-
-def output(**fields: Any) -> Event:
-    return update(audio={"output": fields})
-
-
-def function_call(**fields: Any) -> Event:
-    return create(type="function_call", **CALL | fields)
-
-
 F = {"type": "function", "name": "f"}
-ARRAY = F | {"parameters": {"type": "array"}}
-REFUSED: list[tuple[Event, str | None]] = [
-    ({"type": "nonsense"}, "type"),
-    ({}, "type"),
-    ({"type": "session.update"}, "session"),
-    (update(type="transcription"), "session.type"),
-    (update(model="talker"), "session.model"),
-    (update(output_modalities=["video"]), "session.output_modalities[0]"),
-    (update(max_output_tokens=0), "session.max_output_tokens"),
-    (update(instructions="x" * 65537), "session.instructions"),
-    (update(tools=[{"type": "other"}]), "session.tools[0].type"),
-    (update(tools=[{"type": "function", "name": f"f{n}"} for n in range(129)]), "session.tools"),
-    (update(tools=[F, F]), "session.tools[1].name"),
-    (update(tools=[F | {"name": "a b"}]), "session.tools[0].name"),
-    (update(tools=[ARRAY], tool_choice="none"), "session.tools[0].parameters.type"),
-    (update(tools=[F], tool_choice=F | {"name": "g"}), "session.tool_choice.name"),
-    (update(tool_choice=F), "session.tool_choice"),
-    (update(truncation="never"), "session.truncation"),
-    (output(voice="nobody"), "session.audio.output.voice"),
-    (output(voice={"id": "voice_0"}), "session.audio.output.voice"),
-    (output(model="tiny"), "session.audio.output.model"),
-    (output(inference_timesteps=1), "session.audio.output.inference_timesteps"),
-    (output(format={"type": "audio/opus"}), "session.audio.output.format.type"),
-    (output(format={"type": "audio/pcmu", "rate": 24000}), "session.audio.output.format.rate"),
-    (create(**message("x", id="root")), "item.id"),
-    (create(type="mcp_approval_response"), "item.type"),
-    (create(type="item_reference", id="x"), "item.type"),
-    (create(type="function_call", name="f"), "item.call_id"),
-    (create(type="function_call_output"), "item.call_id"),
-    (create(type="function_call_output", call_id="c" * 257, output=""), "item.call_id"),
-    (create(**OUTPUT), "item.call_id"),
-    (function_call(name="no name"), "item.name"),
-    (function_call(arguments='{"a":' * 99 + "{}" + "}" * 99), "item.arguments"),
-    (function_call(arguments='{"a":' + "[" * 100_000), "item.arguments"),
-    (function_call(call_id=""), "item.call_id"),
-    (function_call(call_id="c" * 257), "item.call_id"),
-    (create(type="message"), "item.role"),
-    (create(type="message", role="user"), "item.content"),
-    (create(type="message", role="user", content=[{"type": "input_audio", "audio": "AA"}]), "item.content[0].type"),
-    (create(type="message", role="assistant", content=[{"type": "input_text", "text": "x"}]), "item.content[0].type"),
-    ({"type": "conversation.item.truncate", "item_id": "x", "content_index": 0}, "audio_end_ms"),
-    (respond(prompt={"id": "x"}), "response.prompt"),
-    (respond(voice="alloy"), "response.voice"),
-    (respond(), None),
-    (respond(input=[], instructions=""), None),
-    (respond(input=[{"type": "message"}]), "response.input[0].role"),
-    (respond(input=[message("One."), {"type": "item_reference", "id": "unknown"}]), "response.input[1].id"),
-    (respond(input=[message("One."), {"type": "item_reference"}]), "response.input[1].id"),
-    ({"type": "response.cancel"}, None),
-]
 
 
 async def test_a_bad_event_is_reported_and_the_session_goes_on(socket: ClientConnection) -> None:
-    for event, param in REFUSED:
-        await socket.send(json.dumps({"event_id": "mine", **event}))
+    for case in refused_cases("events"):
+        await socket.send(json.dumps({"event_id": "mine", **case["event"]}))
         error = (await said(socket))["error"]
-        assert error["param"] == param and error["event_id"] == "mine", error
+        assert error["param"] == case["param"] and error["event_id"] == "mine", error
         assert error["type"] == "invalid_request_error" and error["message"]
     await tell(socket, "session.update", session={})
     assert (await said(socket))["session"]["tools"] == []
@@ -428,7 +354,7 @@ async def test_fields_of_openai_that_say_nothing_are_taken(socket: ClientConnect
     hearing = {"turn_detection": False, "transcription": None, "format": {"type": "audio/pcm", "rate": 24000}}
     empty = {"prompt": {}, "tracing": {}, "reasoning": {}, "include": [], "audio": {"input": hearing}}
     for mark in ("", "\ufeff"):  # a byte order mark
-        await socket.send(mark + json.dumps(update(**empty, expires_at=None)))
+        await socket.send(mark + json.dumps({"type": "session.update", "session": {**empty, "expires_at": None}}))
         updated = await said(socket)
         assert updated["type"] == "session.updated" and "unsupported" not in updated
 
@@ -543,27 +469,12 @@ def test_plain_http_is_told_that_this_is_a_websocket(conversing: Conversing) -> 
         assert error["code"] == "upgrade_required" and "WebSocket" in error["message"]
 
 
-NOT_BEGUN: list[tuple[Event, str]] = [
-    ({"audio": {"output": {"voice": "nobody"}}}, "response.audio.output.voice"),
-    ({"audio": {"output": {"inference_timesteps": 1}}}, "response.audio.output.inference_timesteps"),
-    ({"audio": {"output": {"model": "tiny"}}}, "response.audio.output.model"),
-    ({"output_modalities": ["text"], "tools": [{"type": "function", "name": "a b"}]}, "response.tools[0].name"),
-    ({"output_modalities": ["text"], "tool_choice": "required"}, "response.tool_choice"),
-    ({"instructions": "x" * 65000, "input": [message("x" * 65000)]}, "response.input"),
-    ({"input": [message("x"), BROKEN]}, "response.input[1].content[0].image_url"),
-    ({"input": [message("x"), OUTPUT]}, "response.input[1].call_id"),
-    ({"input": [message("x"), {"type": "function_call", **CALL}]}, "response.input[1]"),
-    ({"input": [message("x"), *[{"type": "function_call", **CALL}] * 2, OUTPUT]}, "response.input[2].call_id"),
-    ({"input": [{"type": "function_call", **CALL}, OUTPUT, OUTPUT]}, "response.input[2].call_id"),
-]
-
-
 async def test_a_response_that_cannot_begin_is_an_error(conversing: Conversing, socket: ClientConnection) -> None:
     await add(socket, "Say it.")
-    for response, param in NOT_BEGUN:
+    for case in refused_cases("live_responses"):
         before = conversing.responses().get("refused", 0)
-        error = await refused(socket, "response.create", response=response)
-        assert error["param"] == param and error["message"].startswith(f"{param}: ")
+        error = await refused(socket, "response.create", response=case["response"])
+        assert error["param"] == case["param"] and error["message"].startswith(f"{case['param']}: ")
         assert "role tool" not in error["message"] and "messages" not in error["message"]
         assert conversing.responses()["refused"] == before + 1
     assert (await answer(socket))[-1]["response"]["status"] == "completed"
@@ -576,14 +487,14 @@ async def test_a_call_or_an_output_that_stands_alone_is_named(socket: ClientConn
     output = {**OUTPUT, "call_id": "<b>"}
     error = await refused(socket, "response.create", response={"input": [output]})
     assert "has the call_id, which" in error["message"], "what is no plain id is not repeated"
-    await tell(socket, "conversation.item.create", item={"type": "function_call", **CALL, "call_id": "call_7"})
+    await tell(socket, "conversation.item.create", item={**CALL, "call_id": "call_7"})
     await up_to(socket, "conversation.item.done")
     error = await refused(socket, "response.create")
     assert error["param"] == "conversation" and "with the call_id call_7, must be followed by" in error["message"]
 
 
 async def test_an_item_that_is_referred_to_is_named_by_its_place(socket: ClientConnection) -> None:
-    for item in ({"type": "function_call", **CALL}, {**OUTPUT, "id": "alone"}):
+    for item in (CALL, {**OUTPUT, "id": "alone"}):
         await tell(socket, "conversation.item.create", item=item)
         await up_to(socket, "conversation.item.done")
     given = [message("x"), {"type": "item_reference", "id": "alone"}]
@@ -635,7 +546,7 @@ async def test_a_conversation_has_limits_and_a_deleted_item_makes_room(
 async def test_a_response_answers_no_more_items_than_a_conversation_has(socket: ClientConnection) -> None:
     """It is refused before anything is made of them: the first would hold the server for seconds."""
     for given, what in (
-        ([{"type": "function_call", **CALL}] * 50_000, "items"),
+        ([CALL] * 50_000, "items"),
         ([{"type": "item_reference", "id": "unknown"}] * (MAX_ITEMS + 1), "items"),
         ([message("x") | {"content": [{"type": "input_text", "text": "x"}] * 7}] * 2, "content parts"),
     ):
@@ -852,3 +763,35 @@ async def test_a_large_event_is_read_and_shown_outside_the_event_loop(
 
 async def identity() -> int:
     return threading.get_ident()
+
+
+TURN = 900
+INSTRUCTIONS = "Be short."
+
+
+async def ask(socket: ClientConnection, name: str) -> None:
+    """A turn of TURN tokens, and an answer of one that is not kept."""
+    await add(socket, name + "x" * (TURN - 1), id=name)
+    events = await answer(socket)
+    await tell(socket, "conversation.item.delete", item_id=events[-1]["response"]["output"][0]["id"])
+    await up_to(socket, "conversation.item.deleted")
+
+
+def seen(conversing: Conversing) -> str:
+    """The turns of the last request, by name."""
+    first, *turns = conversing.seen[-1]
+    assert first == ("system", INSTRUCTIONS)
+    return "".join(text[0] for _, text in turns)
+
+
+@pytest.mark.usefixtures("whole_prompts")
+async def test_a_kv_cache_that_is_smaller_than_the_context_is_the_limit(
+    conversing: Conversing, socket: ClientConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServerContext, "max_model_len", lambda context, model: 2 * TURN + 100)
+    session = {"output_modalities": ["text"], "instructions": INSTRUCTIONS, "max_output_tokens": 1}
+    await tell(socket, "session.update", session={**session, "truncation": "auto"})
+    await said(socket)
+    for name, turns in zip("abcd", ["a", "ab", "bc", "cd"], strict=True):
+        await ask(socket, name)
+        assert seen(conversing) == turns

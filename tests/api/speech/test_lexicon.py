@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.interfaces.errors import InputError
 from service.api.spoken_text.lexicon import MAX_FILE_ENTRIES, MAX_GROWTH, Lexicon, LexiconFilter, load_lexicon
+from tests.support.rows import rows
 
 ENTRIES = {
     "nginx": "engine x",
@@ -29,24 +29,9 @@ def said(text: str, *lexicons: Lexicon) -> str:
     return LexiconFilter(*(lexicons or (Lexicon(ENTRIES),))).feed(text, final=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("nginx, NGINX and Nginx.", "engine x, engine x and engine x."),
-        ("IT is it.", "I T is it."),
-        ("nginxs, xnginx, nginx_2, nginx2", "nginxs, xnginx, nginx_2, nginx2"),
-        ("nginx's nginx-like", "engine x's engine x-like"),
-        ("New York, york, New Yorker", "the city, Yorkshire, New Yorker"),
-        ("C++, C+++ and ASP.NET", "C plus plus, C plus plus+ and ASPdot net"),
-        ("我在重庆工作", "我在虫庆工作"),
-        ("a b, a b c", "a b, letters"),
-        ("Σ1 σ1", "sigma one σ1"),
-        ("nginx\u0301 stays", "nginx\u0301 stays"),
-        ("", ""),
-    ],
-)
-def test_whole_words(text: str, expected: str) -> None:
-    assert said(text) == expected
+def test_whole_words() -> None:
+    for text, expected in rows(__file__, "whole_words.jsonl"):
+        assert said(text) == expected
 
 
 def test_the_first_lexicon_counts_and_what_is_said_is_not_read_again() -> None:
@@ -81,12 +66,6 @@ def test_only_what_may_become_a_word_is_held_back() -> None:
     assert spoken.feed(" Zealand, ") == "New Zealand, "
 
 
-@pytest.mark.parametrize("word", [" a", "a ", "!", "   "])
-def test_words_that_can_never_be_found_are_refused(word: str) -> None:
-    with pytest.raises(InputError, match="letter or digit"):
-        Lexicon({word: "x"})
-
-
 def test_a_text_grows_within_limits() -> None:
     lexicon = Lexicon({"a": "x" * 200})
     text = "a " * (MAX_GROWTH // 100)
@@ -104,28 +83,11 @@ def test_the_file_of_a_server(tmp_path: Path) -> None:
     assert said("e-mail e_mail E-mail", load_lexicon(path)) == "a b c", "three words"
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("", "expected lines"),
-        ("- a\n- b\n", "expected lines"),
-        ("no: nein\n", "quotation marks"),
-        ("a: 1\n", "quotation marks"),
-        ("a: ''\n", "1 to 200"),
-        (f"a: {'x' * 201}\n", "1 to 200"),
-        (f"{'x' * 65}: a\n", "1 to 64"),
-        ("'!': a\n", "letter or digit"),
-        ("a: [\n", "not a YAML file"),
-        ("!!python/object/apply:os.system [id]\n", "not a YAML file"),
-        ("nginx: engine x\nGIF: jif\n'nginx': n jinx\n", "nginx is set in line 1 and again in line 3"),
-        ('{"New York": "a",\n "New York": "a"}', "New York is set in line 1 and again in line 2"),
-        ("".join(f"w{n}: x\n" for n in range(MAX_FILE_ENTRIES + 1)), "at most 5000"),
-    ],
-)
-def test_what_does_not_fit_in_a_file_is_named(tmp_path: Path, content: str, says: str) -> None:
-    path = tmp_path / "lexicon.yaml"
-    path.write_text(content, "utf-8")
-    with pytest.raises(ValueError, match=says):
-        load_lexicon(path)
+def test_what_does_not_fit_in_a_file_is_named(tmp_path: Path) -> None:
+    path, many = tmp_path / "lexicon.yaml", "".join(f"w{n}: x\n" for n in range(MAX_FILE_ENTRIES + 1))
+    for content, says in [*rows(__file__, "refused_lexicons.jsonl"), (many, "at most 5000")]:
+        path.write_text(content, "utf-8")
+        with pytest.raises(ValueError, match=says):
+            load_lexicon(path)
     with pytest.raises(ValueError, match="cannot be read"):
         load_lexicon(tmp_path / "nowhere.yaml")

@@ -8,41 +8,13 @@ from hypothesis import strategies as st
 
 from service.api.spoken_text.markup import MarkupStripper, clean_text, strip_markup
 from tests.support.growth import is_linear
+from tests.support.rows import rows
 from tests.support.slow import slow
 
 
-@pytest.mark.parametrize(
-    ("written", "spoken"),
-    [
-        ("# Title\n## Sub #1", "Title\nSub #1"),
-        (
-            "a **bold** and *slanted* and __both__ and _low_ and ~~gone~~",
-            "a bold and slanted and both and low and gone",
-        ),
-        ("snake_case and 2*3*4 and 5 * 6", "snake_case and 2*3*4 and 5 * 6"),
-        ("- one\n* two\n+ three", "one\ntwo\nthree"),
-        ("well-known - yes", "well-known - yes"),
-        ("> quoted\ntext", "quoted\ntext"),
-        ("see [the page](https://x.example/a_(b)?c=d) now", "see the page now"),
-        ("![alt text](x.png)look", "look"),
-        ("run `rm -rf` now, not `if x: y = [f(z) for z in range(10)]`", "run rm -rf now, not "),
-        ("before\n```python\nx = 1\n```\nafter", "before\n\nafter"),
-        ("before ```never closed", "before "),
-        ("<b>hi</b> <br/>there<!-- hidden > -->", "hi there"),
-        ("a < b and c > d", "a < b and c > d"),
-        ("above\n---\nbelow", "above\n\nbelow"),
-        ("“Hi,” she said, ‘it’s me’", "\"Hi,\" she said, 'it's me'"),
-        ("[not a link] (really)", "[not a link] (really)"),
-        ("Visit <https://example.com/a_b>, or mail <me@b.org>.", "Visit https://example.com/a_b, or mail me@b.org."),
-        ("one<br>two<BR />three", "one two three"),
-        ("<p class='x'>one</p><ul><li>two</li><li>three</li></ul>", "one   two  three "),
-        ("bo<b>l</b>d <pre>code</pre>", "bold code"),
-        ("***both*** and un**real**ly", "both and unreally"),
-        ("5**2 and **5** apples", "5**2 and 5 apples"),
-    ],
-)
-def test_markup(written: str, spoken: str) -> None:
-    assert strip_markup(written) == spoken
+def test_markup() -> None:
+    for written, spoken in rows(__file__, "markup.jsonl"):
+        assert strip_markup(written) == spoken
 
 
 @pytest.mark.parametrize("emoji", ["😀", "👍🏽", "👨‍👩‍👧‍👦", "🇩🇪", "❤️", "🏴󠁧󠁢󠁳󠁣󠁴󠁿", "✅", "⭐", "🤖", "☀️", "⏰"])

@@ -15,9 +15,7 @@ from service.api.speech.live_text import ScriptReader, read_script
 from service.api.speech.request import SpeechJob
 from service.api.speech.speaker import Speaker
 from service.api.spoken_text.lexicon import Lexicon
-from service.api.spoken_text.normaliser import normalise
 from service.api.spoken_text.text_splitting import words_of
-from tests.support.splitting import split_text
 
 
 def job(**changes: Any) -> SpeechJob:
@@ -55,14 +53,6 @@ def test_lexicon_then_numbers() -> None:
     assert lines("PG", lexicons=(Lexicon(entries),), normalised=False) == ["p g 13"]
 
 
-def test_ssml_is_spoken_without_its_tags() -> None:
-    text = "<speak>The <sub alias='World Health Organization'>WHO</sub> says:<break time='1s'/>wash &amp; dry.</speak>"
-    assert [(line.text, line.pause) for line in script(text).lines] == [
-        ("The World Health Organization says:", 0.0),
-        ("wash and dry.", 1.0),
-    ]
-
-
 def test_pauses_lie_between_what_is_spoken() -> None:
     told = script(
         "[pause:1s] ... [pause:1s]One.[pause:2s]!?[pause:500ms]Two. Three.[pause:3s] ", granularity="sentence"
@@ -71,12 +61,6 @@ def test_pauses_lie_between_what_is_spoken() -> None:
     assert told.pause == 3.0 and told.pauses == 7.5
     with pytest.raises(InputError, match="nothing to speak"):
         script("[pause:1s] ... [pause:1s]")
-
-
-def test_without_pauses_segments_are_those_of_the_splitter() -> None:
-    text = "In 1999, it was 5 km. " * 40
-    expected = split_text(normalise(text), max_length=100)
-    assert [line.text for line in script(text, segment_length=100).lines] == expected
 
 
 LEXICON = Lexicon({"PG": "p g 13", "nginx": "engine x", "New York": "the city"})

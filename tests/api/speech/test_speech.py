@@ -20,8 +20,8 @@ from openai.types.audio.speech_create_params import Voice
 
 from service.api.speech.speaker import OPENAI_VOICES
 from service.link.messages import SpeechRequest
-from tests.api.speech.conftest import MAX_CHARS
 from tests.media.samples import data_url
+from tests.support.refusals import assert_refused
 from tests.support.servers import RunningServer
 from tests.support.sse import sse_events
 from tests.support.waiting import GENEROUS, wait
@@ -161,57 +161,9 @@ def test_the_four_modes_and_what_each_asks_of_the_engine(
     assert len(sounds) == 5
 
 
-CLIP, BROKEN = data_url(clip(), "audio/wav"), "data:audio/wav;base64,AAAA"
-PROMPT = {"prompt_audio": CLIP, "prompt_text": "A tone."}
-SPECIAL = "<|audio_start|>"
-REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"input": "  \n "}, "input", ""),
-    ({"input": "..."}, "input", ""),
-    ({"input": f"Hello {SPECIAL}"}, "input", "special token"),
-    ({"input": "x" * (MAX_CHARS + 1)}, "input", f"{MAX_CHARS}"),
-    ({"input": None}, "input", "required"),
-    ({"input": ["Hello"]}, "input", ""),
-    ({"response_format": "ogg"}, "response_format", "aac, alaw, flac, mp3, opus, pcm, ulaw, wav"),
-    ({"speed": 5}, "speed", ""),
-    ({"speed": "fast"}, "speed", ""),
-    ({"sample_rate": 12345}, "sample_rate", "48000"),
-    ({"response_format": "opus", "sample_rate": 44100}, "sample_rate", "48000"),
-    ({"stream_format": "raw"}, "stream_format", "audio or sse"),
-    ({"split_granularity": "word"}, "split_granularity", "clause, none, sentence"),
-    ({"stream_format": "sse", "stream": False}, "stream", ""),
-    ({"inference_timesteps": 7}, "inference_timesteps", "4, 6, 10, 16"),
-    ({"cfg_value": -1}, "cfg_value", ""),
-    ({"seed": 2**64}, "seed", ""),
-    ({"max_len": 0}, "max_len", ""),
-    ({"min_len": 9, "max_len": 8}, "min_len", "at most max_len, 8"),
-    ({"min_len": 9, "max_len": None, "max_new_tokens": 8}, "min_len", "at most max_len, 8"),
-    ({"instructions": "x" * 5000}, "instructions", ""),
-    ({"instructions": SPECIAL}, "instructions", "special token"),
-    ({"instructions": "x y " * 1000}, "instructions", "the model has 1024"),
-    ({"instructions": "Z" * 980, "input": "Z" * 59}, "input", "input: text and audio take"),
-    ({"ref_text": "What it says."}, "ref_text", "ref_audio"),
-    ({"ref_audio": "nonsense"}, "ref_audio", ""),
-    ({"ref_audio": BROKEN}, "ref_audio", ""),
-    ({"ref_audio": "https://example.org/a.wav"}, "ref_audio", ""),
-    ({"ref_audio": data_url(clip(61), "audio/wav")}, "ref_audio", "60"),
-    ({"ref_audio": CLIP, "ref_text": "A tone.", "instructions": "Calm"}, "instructions", ""),
-    ({"ref_audio": CLIP, "ref_text": SPECIAL}, "ref_text", "special token"),
-    ({"prompt_audio": CLIP}, "prompt_text", "required"),
-    ({"prompt_text": "A tone."}, "prompt_audio", "required"),
-    ({**PROMPT, "prompt_text": SPECIAL}, "prompt_text", "special token"),
-    ({**PROMPT, "prompt_audio": BROKEN}, "prompt_audio", ""),
-    ({**PROMPT, "instructions": "Calm"}, "instructions", ""),
-    ({**PROMPT, "ref_audio": CLIP, "ref_text": "A."}, "ref_text", "prompt_audio"),
-]
-
-
-def test_what_does_not_fit_is_named(http: httpx.Client) -> None:
-    for fields, param, says in REFUSED:
-        answer = speak(http, **fields)
-        assert answer.status_code == 400, (fields, answer.text)
-        error = answer.json()["error"]
-        assert error["param"] == param and says in error["message"], (fields, error)
-        assert len(answer.content) < 1000
+def test_what_does_not_fit_is_named(speaking: RunningServer) -> None:
+    usual = {"model": "talker", "input": "Hello there.", "seed": 1, "max_len": 4, "response_format": "pcm"}
+    assert_refused(f"{speaking.url}/v1/audio/speech", "speech", **usual)
 
 
 def test_the_voices_that_the_openai_client_knows(http: httpx.Client, reference: np.ndarray) -> None:

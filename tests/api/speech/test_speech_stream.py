@@ -19,6 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from tests.api.speech.conftest import MAX_CHARS
 from tests.api.speech.test_speech import clip
 from tests.media.samples import data_url
+from tests.support.refusals import cases
 from tests.support.servers import RunningServer
 from tests.support.waiting import GENEROUS, until
 
@@ -125,16 +126,6 @@ async def test_a_description_holds_for_the_whole_text(speaking: RunningServer, m
     assert " ".join(texts(received)) == text
 
 
-async def test_a_clause_is_spoken_before_the_text_ends(speaking: RunningServer) -> None:
-    async with session(speaking) as socket:
-        await tell(socket, "session.config", **config())
-        await tell(socket, "input.text", text="One two three. And")
-        received = await heard(socket, "audio.done")
-        assert texts(received) == ["One two three."] and sound(received)
-        await write(socket, " so on.")
-        assert texts(await heard(socket)) == ["And so on."]
-
-
 async def test_a_text_is_interrupted_by_the_next_configuration(speaking: RunningServer) -> None:
     async with session(speaking) as socket:
         await tell(socket, "session.config", **config())
@@ -177,34 +168,20 @@ async def test_each_segment_is_a_file_of_its_own(speaking: RunningServer, caplog
     assert line["audio_seconds"] == pytest.approx(4 * 3 * 0.16) and line["truncated"] and line["client"] == "127.0.0.1"
 
 
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        (b'{"type": "input.text", "text": "\xff"}', None),
-        ('{"type": "input.done", "more": ' + "[" * 100_000, None),
-        ('{"type": "nonsense"}', "type"),
-        ('{"type": "session.config", "speed": 9}', "speed"),
-        ('{"type": "session.config", "response_format": "ogg"}', "response_format"),
-        ('{"type": "session.config", "inference_timesteps": 5}', "inference_timesteps"),
-        ('{"type": "session.config", "voice": "nobody"}', "voice"),
-        ('{"type": "input.text"}', "text"),
-        (json.dumps({"type": "input.text", "text": "x" * (MAX_CHARS + 1)}), "text"),
-        ('{"type": "input.text", "text": "<|audio_start|> said. So"}', "text"),
-        (json.dumps({"type": "session.config", "instructions": "x y " * 1000}), "instructions"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-async def test_errors_do_not_end_the_text(speaking: RunningServer, message: str | bytes, param: str | None) -> None:
-    async with session(speaking) as socket:
-        await tell(socket, "session.config", **config(max_len=1))
-        await socket.send(message)
-        error = (await heard(socket))[-1]
-        assert error["type"] == "error" and error["message"] and error["param"] == param
-        assert (error["code"] == "invalid_json") == (param is None)
-        await write(socket, "Hello.")
-        assert (await heard(socket))[-1] == ended(1)
-        await write(socket, " ... ")
-        assert await heard(socket) == [ended(0)]
+async def test_errors_do_not_end_the_text(speaking: RunningServer) -> None:
+    unread = [b'{"type": "input.text", "text": "\xff"}', '{"type": "input.done", "more": ' + "[" * 100_000]
+    refused = [(json.dumps(case["event"]), case["param"]) for case in cases("speech_events")]
+    for message, param in [*((message, None) for message in unread), *refused]:
+        async with session(speaking) as socket:
+            await tell(socket, "session.config", **config(max_len=1))
+            await socket.send(message)
+            error = (await heard(socket))[-1]
+            assert error["type"] == "error" and error["message"] and error["param"] == param, message
+            assert (error["code"] == "invalid_json") == (param is None)
+            await write(socket, "Hello.")
+            assert (await heard(socket))[-1] == ended(1)
+            await write(socket, " ... ")
+            assert await heard(socket) == [ended(0)]
 
 
 async def test_a_text_with_no_room_beside_the_instructions_is_the_clients_fault(speaking: RunningServer) -> None:

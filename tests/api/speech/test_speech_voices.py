@@ -27,8 +27,6 @@ from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES, encode, enc
 from service.hub.catalog import load_catalog
 from service.link.config import EngineConfig
 from service.link.messages import EncodeReference, ReferenceEncoded
-from service.processes.server import create_server
-from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
 from service.voices import (
     CACHED_REFERENCES,
@@ -506,22 +504,6 @@ def test_keys_of_names() -> None:
         assert name_key(name) == key == name_key(key)
     for name in (DEFAULT_VOICE, *OPENAI_VOICES):
         assert name_key(name) == name
-
-
-def test_names_that_are_the_same_are_kept_once(tmp_path: Path) -> None:
-    store = VoiceStore(tmp_path, 9)
-    voice = store.add(name="Straße", encoder="e", consent="true", seconds=1.0, latents={"reference": np.ones(3)})
-    assert store.find("STRASSE") == store.find("ｓｔｒａße") == voice
-    with pytest.raises(VoiceStoreError, match="exists"):
-        store.check_room("strasſe")
-
-
-def test_a_directory_that_is_none_is_named_at_the_start(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    for folder in (file, file / "voices"):
-        with pytest.raises(SettingsError, match=r"voices_dir: .*file.* cannot be used \(Not a directory\)"):
-            create_server(load_settings({"voices_dir": str(folder)}), talking_catalog())
 
 
 def test_built_in_voices_are_found_first_and_keep_their_names(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import io
 import json
 import threading
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,8 @@ from service.settings.settings import load_settings
 from tests.support.fake_hearing import POSITIONS, TAG, FakeAligner, FakeHearing
 from tests.support.fake_talker import MUTE, PATCH, RATE, FakeTalker, Speech, talking_catalog
 from tests.support.inline_link import InlineLink
+from tests.support.refusals import assert_refused
+from tests.support.rows import rows
 from tests.support.servers import RunningServer, running_server
 from tests.support.sse import sse_events
 from tests.support.waiting import GENEROUS, wait
@@ -247,37 +248,8 @@ def test_the_server_names_solver_steps(talking: RunningServer, talker: FakeTalke
     assert speak(talking, "One.", inference_timesteps=5).status_code == 200 and talker.requests[-1].solver_steps == 5
 
 
-REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"inference_timesteps": 10}, "inference_timesteps", "5, 12"),
-    ({"input": "$77 " * 1000, "stream": False}, "stream", "numbers in words"),
-    ({"input": "%"}, "input", "signs by themselves"),
-    ({"input": "```\nx = 1\n```"}, "input", "blocks of code"),
-    ({"input": ""}, "input", "neither words"),
-    ({"timestamp_granularities": ["segment"]}, "timestamp_granularities", "sse"),
-    ({"timestamp_granularities": ["phoneme"], "stream_format": "sse"}, "timestamp_granularities", "segment"),
-    ({"timestamp_granularities": "word", "stream_format": "sse"}, "timestamp_granularities", ""),
-    ({"input": "One. [pause:11s] Two."}, "input", "at most 10 s"),
-    ({"input": "One." + "[pause:10s]" * 13}, "input", "120 s"),
-    ({"input": "One. [pause:long] Two."}, "input", "[pause:1.5s]"),
-    ({"input": "[pause:1s]"}, "input", "nothing to speak"),
-    ({"input": "<speak><emphasis>x</emphasis></speak>"}, "input", "<emphasis> is not supported"),
-    ({"input": "<speak>&xxe;</speak>"}, "input", "undefined entity"),
-    ({"lexicon": {f"w{n}": "x" for n in range(101)}}, "lexicon", "100"),
-    ({"lexicon": {"x" * 65: "y"}}, "lexicon", "64"),
-    ({"lexicon": {"x": "y" * 201}}, "lexicon", "200"),
-    ({"lexicon": {"x": ""}}, "lexicon", "1"),
-    ({"lexicon": {" x": "y"}}, "lexicon", "letter or digit"),
-    ({"lexicon": ["x"]}, "lexicon", ""),
-    ({"input": "a [pause:1ms]" * 900, "lexicon": {"a": "b" * 200}}, "lexicon", "65536"),
-]
-
-
 def test_what_does_not_fit_is_named(talking: RunningServer) -> None:
-    for fields, param, says in deepcopy(REFUSED):
-        answer = speak(talking, fields.pop("input", "One."), **fields)
-        assert answer.status_code == 400, (fields, answer.text)
-        error = answer.json()["error"]
-        assert error["param"].startswith(param) and says in error["message"], error
+    assert_refused(f"{talking.url}/v1/audio/speech", "spoken_texts", input="One.", response_format="pcm")
 
 
 def test_a_server_does_not_start_with_a_lexicon_that_does_not_fit(tmp_path: Path) -> None:
@@ -612,22 +584,8 @@ def test_verification_is_refused_where_it_cannot_be(heard: Heard, talking: Runni
     assert "x-verification" not in speak(heard.server, SIX, stream=False).headers
 
 
-@pytest.mark.parametrize(
-    ("text", "transcript", "errors"),
-    [
-        ("In nineteen ninety-nine it cost five dollars.", "In 1999, it cost $5.", (0, 0, 0)),
-        ("Doctor Lee doesn’t use it every day.", "Dr. Lee doesn't use it everyday", (0, 0, 0)),
-        ("这是二零二六年的第一天。", "这是2026年的第一天", (0, 0, 0)),
-        ("See engine x in the very long manual of it.", "See Nginx in the very long manual of it.", (0, 0, 2)),
-        ("Do not enter.", "Do enter.", (1, 0, 0)),
-        ("That is all.", "That is is all.", (0, 1, 0)),
-        ("That is all.", "That is all. Thank you.", (0, 2, 0)),
-        ("One two three four five.", "One", (4, 0, 0)),
-        ("今天天气很好", "今天很好", (2, 0, 0)),
-        ("Anna met Bob in Rome at noon.", "Hannah bet Rob in Rome at noon.", (0, 0, 3)),
-    ],
-)
-def test_word_errors(text: str, transcript: str, errors: tuple[int, int, int]) -> None:
-    found = word_errors(text, transcript)
-    assert (found["deletions"], found["insertions"], found["substitutions"]) == errors
-    assert found["failed"] == (errors[:2] != (0, 0) or errors[2] == 3)
+def test_word_errors() -> None:
+    for text, transcript, errors in rows(__file__, "word_errors.jsonl"):
+        found = word_errors(text, transcript)
+        assert [found[kind] for kind in ("deletions", "insertions", "substitutions")] == errors, text
+        assert found["failed"] == (errors[:2] != [0, 0] or errors[2] == 3), text

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from service.api.spoken_text.text_splitting import Granularity, TextSplitter, spoken_length
 from tests.support.growth import is_linear
+from tests.support.rows import rows
 from tests.support.slow import slow
 from tests.support.splitting import split_text
 
@@ -29,44 +30,10 @@ def clauses(text: str) -> list[str]:
     return split_text(text, max_length=1000, granularity="clause")
 
 
-@pytest.mark.parametrize(
-    "expected",
-    [
-        ["One sentence."],
-        ["Hello there!", "How are you?", "Fine."],
-        ["Mr. Smith met Dr. Jones.", "They talked."],
-        ["It costs 3.14 dollars.", "Really?"],
-        ["See fig. 3 and No. 5.", "He said no.", "Then he left."],
-        ["Ask J. R. R. Tolkien, e.g. by letter.", "Or not."],
-        ["The U.S. Army is in the U.S. and elsewhere.", "Yes."],
-        ["Visit www.example.com today.", "It is free."],
-        ['"Really?" she asked.', '"Yes!"', "He left."],
-        ["He left.", "(It was late.)", "She slept."],
-        ["Wait... what?", "Oh!!!", "Why?!"],
-        ["Well… maybe.", "Perhaps…", "Or not."],
-        ["1. First this.", "2. Then that."],
-        ["No final stop", ],
-        ["Das ist z.B. gut, bzw. besser.", "Sehr gut!"],
-        ["¿Cómo estás?", "¡Bien!", "Y tú, Sra. López?"],
-        ["क्या हाल है?", "सब ठीक है।", "धन्यवाद।"],
-        ["كيف حالك؟", "بخير."],
-    ],
-)  # fmt: skip
-def test_sentences(expected: list[str]) -> None:
-    assert sentences(" ".join(expected)) == expected
-
-
-@pytest.mark.parametrize(
-    "expected",
-    [
-        ["你好！", "今天天气很好。", "我们去公园吧，好不好？"],
-        ["价格是3.5元。", "“当然好。”", "他说。"],
-        ["これは本です。", "そうですか？", "はい！"],
-        ["他说……好的。", "然后走了。"],
-    ],
-)
-def test_sentences_without_spaces(expected: list[str]) -> None:
-    assert sentences("".join(expected)) == expected
+def test_sentences() -> None:
+    """What stands between sentences, and these."""
+    for between, *expected in rows(__file__, "sentences.jsonl"):
+        assert sentences(between.join(expected)) == expected
 
 
 def test_a_blank_line_ends_a_sentence() -> None:
@@ -154,19 +121,6 @@ def test_a_splitter_can_be_used_again() -> None:
         assert [*splitter.feed("One, two. Thr"), *splitter.feed("ee")] == ["One, two."]
         assert splitter.feed("", final=True) == ["Three"]
         assert splitter.feed("", final=True) == []
-
-
-def test_a_clause_is_given_as_soon_as_the_next_word_begins() -> None:
-    splitter = TextSplitter("clause", max_length=200)
-    given_after = {}
-    text = "First of all we begin, then we go on. And on"
-    for at, character in enumerate(text):
-        for segment in splitter.feed(character):
-            given_after[segment] = text[: at + 1]
-    assert given_after == {
-        "First of all we begin,": "First of all we begin, t",
-        "then we go on.": "First of all we begin, then we go on. A",
-    }
 
 
 @pytest.mark.parametrize(

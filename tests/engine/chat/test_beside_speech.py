@@ -9,7 +9,7 @@ from service.engine.arbiter import Arbiter
 from service.engine.core.worker import Control
 from service.engine.engine import FEW, GATHERING
 from service.link.messages import ModelState, Outputs
-from tests.engine.chat.test_paced_worker import DECODE, PATCH, TARGET, PacedEngine, alone, until
+from tests.engine.chat.test_pacing import DECODE, PATCH, TARGET, PacedEngine, alone, until
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.tiny_chat import tiny_item, tiny_prompt
 

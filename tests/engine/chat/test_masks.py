@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -13,8 +19,19 @@ import numpy as np
 import pytest
 import torch
 
+from models.qwen_vl.processor import load_processor
 from service.api.structured.grammar import MAX_GRAMMAR_BYTES, choice_grammar, regex_grammar
-from service.engine.chat.guided.guidance import Guidance, MaskTable, MaskThread, Unread
+from service.engine.chat.guided import guidance as guidance_module
+from service.engine.chat.guided.guidance import (
+    Guidance,
+    MaskJob,
+    MaskProcess,
+    MaskTable,
+    MaskThread,
+    SharedMasks,
+    Unread,
+    hosts_of,
+)
 from service.engine.chat.guided.mask_server import (
     BROKEN,
     COMPLETE,
@@ -31,13 +48,16 @@ from service.engine.chat.requests import Outbox
 from service.engine.chat.sequence import ChatSequence, Guide
 from service.engine.chat.slot_state import SlotState
 from service.engine.core.readback import Readback
+from service.hub import EMBEDDED
+from service.link.config import EngineConfig, ModelConfig
 from service.link.messages import ChatRequest
 from service.link.sampling import SamplingParams
-from service.system.children import Silence
+from service.system.children import PACKAGE_ROOT, Silence
 from tests.support.devices import DEVICES
 from tests.support.grammars import with_all_servers
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
+from tests.support.processes import stand_still
 from tests.support.slow import slow
 from tests.support.tiny_chat import ALPHABET, END_TOKEN, VOCABULARY, tiny_processor, tiny_prompt
 from tests.support.waiting import GENEROUS, wait
@@ -87,6 +107,18 @@ def built(guidance: Guidance, *sequences: Sequence) -> None:
     wait(all_built, what="matchers")
 
 
+def finished(job: MaskJob) -> MaskJob:
+    while not job.done:
+        job.wait()
+    return job
+
+
+def computed(guidance: Guidance, *sequences: Sequence) -> tuple[list[int], dict[int, str]]:
+    """Places of their masks, verdicts."""
+    job = finished(guidance.masks(sequences, [[] for _ in sequences]))
+    return job.rows.tolist(), job.verdicts
+
+
 def ids(text: str) -> list[int]:
     return [ALPHABET.index(character) for character in text]
 
@@ -122,9 +154,7 @@ def test_masks_are_those_behind_tokens_that_nobody_has_read(device: str, servers
     unread: list[Unread] = [[(first, 0), (second, 0)], [(first, 0)], [(first, 1)], [], []]
     job = guidance.masks(rows, unread)
     assert job.awaited == [first, second]
-    while not job.done:
-        job.wait()
-    assert job.count == 3 and not job.verdicts
+    assert finished(job).count == 3 and not job.verdicts
     places = [1, 0, 2, 3, 0] if servers == 1 else [1, 0, 3, 2, 0]
     assert job.rows.tolist() == places
     table.writable()
@@ -144,9 +174,7 @@ def test_a_row_that_has_ended_has_no_mask_and_no_verdict(masks: np.ndarray, guid
     job = guidance.masks(rows, [[(before, 0)], [(before, 1)], [(before, 2)]])
     assert aborted.guide is not None and stopped.guide is not None
     guidance.forget(aborted.guide)
-    while not job.done:
-        job.wait()
-    assert job.rows.tolist() == [0, 1, 0] and not job.verdicts
+    assert finished(job).rows.tolist() == [0, 1, 0] and not job.verdicts
     assert following(masks[0]) == "eo"
     assert stopped.guide.num_consumed == 0, "its matcher was left alone"
 
@@ -156,9 +184,7 @@ def test_verdicts_say_which_rows_do_not_go_on(guidance: Guidance) -> None:
     bad = Sequence(guidance.begin('{"grammars": [{"lark_grammar": "start: missing"}]}'))
     rows = [bad, guided(guidance, "no", "n"), guided(guidance, "no never"), guided(guidance, "no never")]
     built(guidance, *rows)
-    job = guidance.masks(rows, [[], [(before, 0)], [(before, 1)], [(before, 2)]])
-    while not job.done:
-        job.wait()
+    job = finished(guidance.masks(rows, [[], [(before, 0)], [(before, 1)], [(before, 2)]]))
     assert set(job.verdicts) == {0, 1, 3} and job.verdicts[1] == COMPLETE
     assert "cannot be built" in job.verdicts[0]
     assert job.rows.tolist() == [0, 1, 2, 3]
@@ -277,22 +303,13 @@ def test_a_server_that_ends_fails_its_guides_and_another_one_begins(
     lost, kept = guided(guidance, "no never"), guided(guidance, "yes yet")
     built(guidance, lost, kept)
     monkeypatch.setattr(first.server, "_compute", ended)
-    job = guidance.masks([lost, kept], [[], []])
-    while not job.done:
-        job.wait()
-    assert job.verdicts == {0: BROKEN}
-    again = guidance.masks([lost, kept], [[], []])
-    while not again.done:
-        again.wait()
-    assert again.verdicts == {0: BROKEN} and again.rows.tolist() == [0, 1], "nothing is asked of one that has ended"
+    assert computed(guidance, lost, kept)[1] == {0: BROKEN}
+    assert computed(guidance, lost, kept) == ([0, 1], {0: BROKEN}), "nothing is asked of one that has ended"
     assert lost.guide is not None
     guidance.forget(lost.guide)
     other = guided(guidance, "on of")
     built(guidance, other)
-    job = guidance.masks([other], [[]])
-    while not job.done:
-        job.wait()
-    assert not job.verdicts and following(masks[0]) == "o"
+    assert not computed(guidance, other)[1] and following(masks[0]) == "o"
 
 
 def ask(engine: InlineEngine, name: str, **fields: Any) -> None:
@@ -346,3 +363,130 @@ def test_a_mask_server_that_failed_is_no_fault_of_the_client() -> None:
     failed = outbox.take(keep_back=False).failed
     assert [(one.status, one.code) for one in failed] == [(503, "engine_error"), (400, "grammar_failed")]
     assert failed[0].retry_after and not failed[1].retry_after
+
+
+DIRECTORY = EMBEDDED / "qwen2_vl"
+PROCESSOR = load_processor(DIRECTORY)
+WIDTH = -(-PROCESSOR.vocab_size // 32)
+CONFIG = EngineConfig(models=(ModelConfig("sees", str(DIRECTORY)),), max_running=3)
+
+on_linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="processes share masks on Linux alone")
+
+
+@pytest.fixture
+def shared() -> SharedMasks:
+    return SharedMasks(3, WIDTH)
+
+
+@pytest.fixture
+def processes(shared: SharedMasks) -> Iterator[list[MaskProcess]]:
+    yield [MaskProcess(str(DIRECTORY), PROCESSOR.vocab_size, shared, CONFIG) for _ in range(2)]
+
+
+def allowed(masks: np.ndarray, text: str) -> bool:
+    """Whether a mask allows the first token of a text."""
+    token = PROCESSOR.tokenize(text)[0]
+    return bool(masks[token // 32] >> (token % 32) & 1)
+
+
+@on_linux
+def test_two_processes_share_the_rows_of_a_step(shared: SharedMasks, processes: list[MaskProcess]) -> None:
+    guidance = with_all_servers(Guidance(processes))
+    rows = [guided(guidance, "zebra quilt"), guided(guidance, "violin"), guided(guidance, "zebra")]
+    built(guidance, *rows)
+    places, verdicts = computed(guidance, *rows)
+    assert places == [1, 3, 2] and not verdicts
+    following = [[allowed(shared.masks[place - 1], letter) for letter in "zqv"] for place in places]
+    assert following == [[True, True, False], [False, False, True], [True, False, False]]
+
+
+def started(host: MaskProcess) -> tuple[Guidance, Sequence, subprocess.Popen[bytes]]:
+    """With a matcher."""
+    guidance = Guidance([host])
+    sequence = guided(guidance, "zebra")
+    built(guidance, sequence)
+    assert host._process is not None
+    return guidance, sequence, host._process
+
+
+@on_linux
+def test_a_process_that_was_killed_is_started_anew(shared: SharedMasks, processes: list[MaskProcess]) -> None:
+    guidance, lost, process = started(processes[0])
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert computed(guidance, lost) == ([1], {0: BROKEN})
+    other = guided(guidance, "violin")
+    built(guidance, other)
+    assert computed(guidance, other) == ([1], {}) and allowed(shared.masks[0], "v")
+
+
+@on_linux
+@pytest.mark.slow
+def test_a_process_that_computes_for_ever_is_killed(
+    processes: list[MaskProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guidance, stuck, process = started(processes[0])
+    stand_still(process.pid)
+    monkeypatch.setattr(guidance_module, "_LONGEST_COMPUTATION", 0.0)
+    assert computed(guidance, stuck) == ([1], {0: BROKEN})
+    assert process.poll() == -signal.SIGKILL
+
+
+@on_linux
+@pytest.mark.slow
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_process_that_builds_for_ever_is_killed_and_another_one_goes_on(
+    shared: SharedMasks, processes: list[MaskProcess], monkeypatch: pytest.MonkeyPatch, given_up: bool
+) -> None:
+    """given_up: its client has left, and nobody waited for it any more."""
+    guidance, _, process = started(processes[0])
+    stand_still(process.pid)
+    stuck = guided(guidance, "quilt")
+    assert stuck.guide is not None and guidance.building
+    if given_up:
+        guidance.forget(stuck.guide)
+    with monkeypatch.context() as patch:
+        patch.setattr(guidance_module, "_LONGEST_BUILD", 0.0)
+        guidance.receive(0.0)
+    assert process.poll() == -signal.SIGKILL and not guidance.building
+    assert given_up or (stuck.guide.built and stuck.guide.problem == BROKEN)
+    other = guided(guidance, "violin")
+    built(guidance, other)
+    assert computed(guidance, other) == ([1], {}) and allowed(shared.masks[0], "v")
+
+
+@on_linux
+@pytest.mark.slow
+def test_nothing_of_them_is_left(shared: SharedMasks, processes: list[MaskProcess]) -> None:
+    guidance = with_all_servers(Guidance(processes))
+    running, links = [host._process for host in processes], [server.link for server in guidance._servers]
+    processes.clear()
+    del guidance
+    gc.collect()
+    assert all(process is not None and process.returncode is not None for process in running)
+    assert all(link is not None and link.closed for link in links)
+
+
+@on_linux
+def test_processes_are_for_gpus_and_for_models_with_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hosts(name: str, device: str, processors: int, sharers: int = 1) -> list[type]:
+        monkeypatch.setattr("models.interfaces.cpus.available", lambda: processors)
+        config = EngineConfig(models=CONFIG.models, sharers=sharers)
+        masks, found = hosts_of(name, PROCESSOR, PROCESSOR.vocab_size, config, device)
+        assert masks.shape == (config.slots, WIDTH) and not masks.any()
+        return [type(host) for host in found]
+
+    assert hosts("sees", "cpu", 64) == hosts("other", "cuda", 64) == [MaskThread]
+    assert hosts("sees", "cuda", 64) == [MaskProcess] * 4
+    assert hosts("sees", "cuda", 64, sharers=8) == [MaskProcess] * 2
+    assert hosts("sees", "cuda", 2) == [MaskProcess]
+
+
+@on_linux
+def test_matchers_are_built_without_torch() -> None:
+    """A process that does nothing but compute masks is small and starts fast."""
+    program = (
+        "import service.engine.chat.guided.matchers, sys; print('torch' in sys.modules, 'llguidance' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PACKAGE_ROOT)
+    assert run.stdout.split() == ["False", "True"]

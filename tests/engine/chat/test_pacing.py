@@ -1,23 +1,33 @@
-"""How large chunks are beside rows that decode: learned costs, and the seconds that are left between tokens."""
+"""Chunks and passes keep the target of time between tokens: the prices, and a worker that keeps to them."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from service.api.structured.grammar import regex_grammar
+from service.engine.chat.encoder import Encoded, Part
 from service.engine.chat.graphs import CACHED_PREFILL_TOKENS
+from service.engine.chat.guided import guidance
 from service.engine.chat.pacing import ChatCosts, ChunkBudget, Gaps, PrefillCost
+from service.engine.chat.sequence import Step
+from tests.engine.chat.test_prefix_index import alone
+from tests.support.inference import no_gradients as no_gradients
+from tests.support.inline_engine import InlineEngine
+from tests.support.slow import slow
+from tests.support.tiny_chat import END_TOKEN, tiny_item, tiny_prompt
 
 SIZES = CACHED_PREFILL_TOKENS["cuda"]
-LAUNCH, TOKEN, PAIR = 1.5e-3, 6e-6, 4e-10
+GPU_LAUNCH, GPU_TOKEN, GPU_PAIR = 1.5e-3, 6e-6, 4e-10
 """Seconds, as a model of two billion parameters takes them on a large GPU."""
 
 
 def true_seconds(tokens: int, pairs: int) -> float:
-    return LAUNCH + TOKEN * tokens + PAIR * pairs
+    return GPU_LAUNCH + GPU_TOKEN * tokens + GPU_PAIR * pairs
 
 
 def learned(noise: Callable[[], float] = lambda: 1.0, steps: int = 200) -> PrefillCost:
@@ -78,9 +88,9 @@ def test_an_outlier_moves_the_cost_little_and_a_change_moves_it_all_the_way() ->
 
 def test_a_size_costs_what_it_took_lately_and_after_that_what_the_coefficients_say() -> None:
     cost = PrefillCost()
-    cost.start(LAUNCH, TOKEN, PAIR, {128: 0.009, 512: 0.009})
+    cost.start(GPU_LAUNCH, GPU_TOKEN, GPU_PAIR, {128: 0.009, 512: 0.009})
     assert cost.seconds(512, 0) == cost.seconds(128, 0) == 0.009
-    assert cost.seconds(256, 0) == pytest.approx(LAUNCH + 256 * TOKEN)
+    assert cost.seconds(256, 0) == pytest.approx(GPU_LAUNCH + 256 * GPU_TOKEN)
     longer = cost.seconds(512, 512 * 8_000) / cost.seconds(512, 0)
     assert longer == pytest.approx(true_seconds(512, 512 * 8_000) / true_seconds(512, 0))
     for _ in range(60):
@@ -93,7 +103,7 @@ def budget(
     seconds: float = math.inf, *, room: float = math.inf, min_tokens: int = 0, tokens: int = 2048
 ) -> ChunkBudget:
     cost = PrefillCost()
-    cost.start(LAUNCH, TOKEN, PAIR)
+    cost.start(GPU_LAUNCH, GPU_TOKEN, GPU_PAIR)
     return ChunkBudget(tokens, seconds, room, min_tokens, cost, SIZES)
 
 
@@ -182,3 +192,253 @@ def test_what_others_take_of_a_gap_leaves_less_room_and_makes_what_is_put_off_du
     assert gaps.due  # Until the rows have their tokens.
     gaps.close(0.002)
     assert not gaps.due
+
+
+TARGET = 0.015
+DECODE, LAUNCH, TOKEN, PAIR, PATCH = 0.002, 0.001, 1e-4, 1e-6, 2e-4
+
+
+class PacedEngine(InlineEngine):
+    """Launches are over when they return, as on a CPU. gaps: between tokens of the rows; launched: what ran, in order:
+    decode rows and chunk tokens of a step, patches of a pass."""
+
+    def __init__(self, *, token: float = TOKEN, **settings: Any) -> None:
+        """token: seconds that each token of a chunk takes."""
+        super().__init__(overlapped=False, itl_target=TARGET, **settings)
+        self.token = token
+        self.now = 1000.0
+        self.gaps: list[float] = []
+        self.launched: list[tuple[str, int, int]] = []
+        self.token_at = self.now
+        worker: Any = self.worker
+        object.__setattr__(worker._context, "clock", lambda: self.now)
+        self.engine._clock = lambda: self.now
+        self.run_step, self.run_pass = worker._runner.launch, worker._vision.launch
+        worker._runner.launch, worker._vision.launch = self.step, self.encode
+
+    def step(self, step: Step, embeds: Any) -> Any:
+        rows, tokens = len(step.slots), sum(chunk.length for chunk in step.chunks)
+        pairs = sum(chunk.length * chunk.start for chunk in step.chunks)
+        computed = next((size for size in self.worker._runner.prefill_sizes if size >= tokens), tokens)
+        self.now += (DECODE if rows else 0) + (LAUNCH + self.token * computed + PAIR * pairs if tokens else 0)
+        if rows:
+            self.gaps.append(self.now - self.token_at)
+            self.token_at = self.now
+        self.launched.append(("step", rows, tokens))
+        return self.run_step(step, embeds)
+
+    def encode(self, parts: list[Part]) -> Encoded | None:
+        patches = self.worker._vision.patches(parts)
+        self.now += PATCH * patches
+        self.launched.append(("encode", len(self.worker._scheduler.rows.slots), patches))
+        return self.run_pass(parts)
+
+    def streams(self, count: int) -> None:
+        """Rows that decode for long; what chunks and passes cost is known, as on a GPU from captures."""
+        while self.worker.capture_next(idle=True):
+            pass
+        self.worker._pacing.costs.prefill.start(LAUNCH, self.token, PAIR)
+        for patches in (16, 32, 96):
+            self.worker._pacing.costs.observe("encoder", patches, PATCH * patches)
+        for index in range(count):
+            self.submit(f"stream {index}", tiny_prompt([[index + 1] * 5]), max_tokens=150)
+        while len(self.worker._scheduler.rows.slots) < count:
+            self.turn()
+        for _ in range(5):
+            self.turn()
+        self.gaps, self.launched = [], []
+
+
+def until(engine: InlineEngine, name: str) -> None:
+    for _ in range(500):
+        if engine.tokens(name):
+            return
+        engine.turn()
+    raise AssertionError(f"{name} has no token")
+
+
+@pytest.mark.parametrize("graphs", [True, slow(False)])
+def test_a_long_prompt_comes_in_chunks_that_keep_the_gaps(graphs: bool) -> None:
+    engine = PacedEngine(graphs=graphs, max_step_tokens=200, num_pages=200)
+    engine.streams(3)
+    prompt = tiny_prompt([[token % 50 for token in range(220)]])
+    engine.submit("long", prompt)
+    until(engine, "long")
+    chunks = [tokens for kind, _, tokens in engine.launched if kind == "step" and tokens]
+    assert len(chunks) > 2 and sum(chunks) == 220
+    assert max(engine.gaps[:-1]) <= TARGET
+    engine.run()
+    engine.assert_nothing_left()
+    assert engine.tokens("long") == alone(prompt)
+
+
+def test_a_first_token_waits_for_its_own_chunks_and_rows_for_one_step_of_chunks() -> None:
+    engine = PacedEngine(max_step_tokens=200, num_pages=200)
+    engine.streams(2)
+    begun, prompt = engine.now, tiny_prompt([[token % 50 for token in range(220)]])
+    engine.submit("short", tiny_prompt([[7] * 16]))
+    until(engine, "short")
+    assert engine.now - begun == pytest.approx(LAUNCH + TOKEN * 16)
+    engine.submit("long", prompt)
+    while len(engine.launched) < 5:
+        engine.turn()
+    assert [(rows, tokens > 0) for _, rows, tokens in engine.launched] == [(0, True), (3, False)] * 2 + [(0, True)]
+    for name in ("stream 0", "stream 1", "short"):
+        engine.abort(name)  # The next step would have been theirs.
+    engine.run()
+    engine.assert_nothing_left()
+    assert engine.tokens("long") == alone(prompt)
+
+
+def test_a_prompt_whose_smallest_chunk_fits_no_gap_goes_on_and_leaves_the_rows_their_share() -> None:
+    engine = PacedEngine(token=1e-3, max_step_tokens=200, num_pages=400)
+    engine.streams(3)
+    engine.submit("long", tiny_prompt([[7] * 220]), max_tokens=1)
+    until(engine, "long")
+    chunks = [tokens for kind, _, tokens in engine.launched if kind == "step" and tokens]
+    assert len(chunks) >= 2 and max(chunks) <= 128 and sum(chunks) == 220
+    begin = engine.gaps.index(max(engine.gaps))
+    owed = engine.gaps[begin:-1]
+    assert len(owed) * DECODE >= 0.15 * 0.95 * sum(owed)
+    engine.run()
+    engine.assert_nothing_left()
+
+
+def test_pictures_are_encoded_within_the_gaps() -> None:
+    """Eight pictures of 48 patches would take 77 ms at once; a pass of one takes 9.6."""
+    engine = PacedEngine(max_step_tokens=200, num_pages=400, max_running=6)
+    engine.streams(3)
+    pictures = [tiny_item(seed, [24, 24]) for seed in range(8)]
+    prompt = tiny_prompt([[1], *pictures, [2]])
+    engine.submit("pictures", prompt)
+    until(engine, "pictures")
+    passes = [patches for kind, _, patches in engine.launched if kind == "encode"]
+    assert passes == [48] * 8
+    assert max(engine.gaps) <= TARGET
+    engine.run()
+    engine.assert_nothing_left()
+    assert engine.tokens("pictures") == alone(prompt)
+
+
+@pytest.mark.slow
+def test_a_picture_that_fits_no_gap_is_encoded_and_the_rows_are_paid_back() -> None:
+    engine = PacedEngine(max_step_tokens=200, num_pages=400)
+    engine.streams(2)
+    for seed in range(3):
+        engine.submit(f"large {seed}", tiny_prompt([[1], tiny_item(seed, [96]), [2]]), max_tokens=1)
+    until(engine, "large 2")
+    kinds = [kind for kind, *_ in engine.launched]
+    first, second, third = (index for index, kind in enumerate(kinds) if kind == "encode")
+    assert second - first > 2 and third - second > 2
+    assert max(engine.gaps) <= PATCH * 96 + DECODE + LAUNCH + TOKEN * 50 + PAIR * 50
+    busy = sum(engine.gaps[: len(kinds)])
+    assert len(engine.gaps) * DECODE >= 0.15 * busy
+    engine.run()
+    engine.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_prefills_and_encoder_passes_take_turns_in_crowded_gaps() -> None:
+    """Neither waits for the other's queue to end."""
+    engine = PacedEngine(max_step_tokens=200, num_pages=800, max_running=8)
+    engine.streams(2)
+    for seed in range(6):
+        engine.submit(f"large {seed}", tiny_prompt([[1], tiny_item(seed, [96]), [2]]), max_tokens=1)
+    engine.submit("long", tiny_prompt([[9] * 200]), max_tokens=1)
+    until(engine, "long")
+    assert not engine.tokens("large 5")
+    engine.run()
+    assert all(len(engine.tokens(f"large {seed}")) == 1 for seed in range(6))
+    engine.assert_nothing_left()
+
+
+def guided(engine: InlineEngine, name: str, **fields: Any) -> None:
+    grammar = regex_grammar("[a-z]{4,30}")
+    engine.submit(name, tiny_prompt([[1, 2, 3]]), grammar=grammar, stop_token_ids=(END_TOKEN,), **fields)
+
+
+def hold(engine: InlineEngine) -> None:
+    """Turns until a step is held."""
+    for _ in range(200):
+        engine.turn()
+        if engine.worker._in_flight.held is not None:
+            return
+    raise AssertionError("no step is held")
+
+
+def test_an_encoder_pass_runs_while_a_step_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks that do not come keep steps waiting, and nothing else."""
+    engine = InlineEngine(max_running=4)
+    guided(engine, "guided", max_tokens=40, temperature=1.0, seed=4)
+    engine.turn()
+    picture = tiny_prompt([[1], tiny_item(1, [8, 6]), [2]])
+    with monkeypatch.context() as patch:
+        patch.setattr(guidance.MaskJob, "done", False)
+        hold(engine)
+        engine.submit("picture", picture)
+        for _ in range(4):
+            engine.turn()
+        assert engine.steps()["encoder", "replay", "captured"] == 1
+        held = engine.worker._in_flight.held
+        assert held is not None and not engine.tokens("guided")
+        assert not held.timing_valid, "its seconds are not those of a step"
+    engine.run()
+    engine.assert_nothing_left()
+    assert engine.tokens("picture") == alone(picture)
+    expected = InlineEngine(graphs=False)
+    guided(expected, "guided", max_tokens=40, temperature=1.0, seed=4)
+    expected.run()
+    assert engine.tokens("guided") == expected.tokens("guided")
+
+
+def test_a_held_step_whose_requests_are_aborted_lets_the_encoder_go_on() -> None:
+    for turns in (0, 3):
+        engine = InlineEngine(max_running=4)
+        guided(engine, "gone", max_tokens=40)
+        hold(engine)
+        engine.submit("picture", tiny_prompt([[1], tiny_item(1, [8, 6]), [2]]), max_tokens=3)
+        for _ in range(turns):
+            engine.turn()
+        engine.abort("gone")
+        engine.run()
+        assert len(engine.tokens("picture")) == 3
+        engine.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_paced_schedules_of_any_kind_answer_as_alone(seed: int) -> None:
+    """Joins, prefix hits, pictures, videos, grammars, preemptions and aborts; costs are learned on the way."""
+    dice = random.Random(seed)
+    engine = PacedEngine(max_running=5, num_pages=dice.choice([80, 120]), max_step_tokens=dice.choice([24, 100]))
+    shared = [dice.randrange(50) for _ in range(30)]
+    prompts = [
+        tiny_prompt([[1, 2, 3]]),
+        tiny_prompt([shared, [7] * 9]),
+        tiny_prompt([shared, tiny_item(1, [30]), [8] * 4]),
+        tiny_prompt([[4], tiny_item(2, [16] * 9), [5]]),
+        tiny_prompt([[9] * 150]),
+    ]
+    guided = {"grammar": regex_grammar("[a-f]{2,20}"), "stop_token_ids": (END_TOKEN,)}
+    asked: dict[str, tuple[int, bool, int]] = {}
+    aborted = set()
+    for _ in range(100):
+        if len(asked) < 12 and dice.random() < 0.2:
+            name = f"{len(asked)}"
+            asked[name] = (dice.randrange(len(prompts)), dice.random() < 0.3, dice.randrange(1, 40))
+            index, is_guided, length = asked[name]
+            engine.submit(name, prompts[index], max_tokens=length, **(guided if is_guided else {}))
+        if asked and dice.random() < 0.02:
+            aborted.add(name := dice.choice(list(asked)))
+            engine.abort(name)
+        engine.turn()
+    engine.run()
+    engine.assert_nothing_left()
+    assert not engine.failures() and engine.gaps
+    expected = {
+        (index, is_guided): alone(prompts[index], max_tokens=40, **(guided if is_guided else {}))
+        for index, is_guided, _ in set(asked.values())
+    }
+    for name in asked.keys() - aborted:
+        index, is_guided, length = asked[name]
+        assert engine.tokens(name) == expected[index, is_guided][:length], name

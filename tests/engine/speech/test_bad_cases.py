@@ -63,11 +63,6 @@ class Rig(WorkerRig):
 
 
 @pytest.fixture(scope="module")
-def model() -> VoxCPM2:
-    return golden.never_stopping()
-
-
-@pytest.fixture(scope="module")
 def shared(model: VoxCPM2) -> Rig:
     return Rig(model)
 

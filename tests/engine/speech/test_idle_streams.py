@@ -25,11 +25,6 @@ CLIP = np.random.default_rng(4).standard_normal((20, *golden.PATCH_SHAPE)).astyp
 
 
 @pytest.fixture(scope="module")
-def model() -> VoxCPM2:
-    return golden.never_stopping()
-
-
-@pytest.fixture(scope="module")
 def shared(model: VoxCPM2) -> WorkerRig:
     return WorkerRig(model, golden.processor(), max_running=2, buckets=(1, 2))
 

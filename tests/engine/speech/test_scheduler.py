@@ -11,9 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.core.pages import PagePool
+from service.engine.speech.costs import SpeechCosts
 from service.engine.speech.forecast import Forecast, Policy
 from service.engine.speech.scheduler import SpeechScheduler, Step
-from service.engine.speech.stream import FindCapturedBucket, Phase, PrefillChunk, PrefillSize, Stream, VoicePage
+from service.engine.speech.stream import (
+    FindCapturedBucket,
+    Phase,
+    PrefillChunk,
+    PrefillSize,
+    Stream,
+    VoicePage,
+    eager_cost_key,
+)
 from tests.engine.speech.simulator import (
     BUCKETS,
     FUSED,
@@ -77,15 +86,24 @@ def stream(name: str = "new", *, live: bool = True, prompt: int = 40, arrival: f
     return Stream(name, live, arrival, steps, prompt, max_patches=200, positions=prompt + 200)
 
 
+def chosen(sched: SpeechScheduler, now: float = 0.0) -> Step:
+    step = sched.next_step(now)
+    assert step is not None
+    return step
+
+
+def launched(sched: SpeechScheduler, now: float = 0.0) -> Step:
+    sched.launch(step := chosen(sched, now), now)
+    return step
+
+
 def playing(sched: SpeechScheduler, count: int, slack: float, *, live: bool = True, steps: int = 10) -> list[Stream]:
     """Streams that decode at time 100 with `slack` seconds of audio ahead of their listeners."""
     streams = [stream(f"{slack}-{live}-{steps}-{i}", live=live, steps=steps) for i in range(count)]
     for one in streams:
         sched.submit(one, 0.0)
     while any(one.phase is not Phase.DECODE or one.waits_for_first_patch for one in streams):
-        step = sched.next_step(0.0)
-        assert step is not None
-        sched.launch(step, 0.0)
+        launched(sched)
     for one in streams:
         one.playback.pending = 0.0
         one.playback.started = 100.0
@@ -93,9 +111,12 @@ def playing(sched: SpeechScheduler, count: int, slack: float, *, live: bool = Tr
     return streams
 
 
-def names(step: Step | None) -> set[str]:
-    assert step is not None
+def names(step: Step) -> set[str]:
     return {one.request_id for one in step.decodes}
+
+
+def begun(step: Step) -> list[str]:
+    return [chunk.stream.request_id for chunk in step.prefills]
 
 
 def short_utterances(rate: float, seconds: float, *, clips: float = 0.0) -> list[Arrival]:
@@ -166,11 +187,8 @@ def test_a_prompt_joins_a_pass_only_where_that_stays_replayed() -> None:
     sched = scheduler(captured=replayed)
     for index in range(18):
         sched.submit(stream(f"new {index}"), 0.0)
-    first = sched.next_step(0.0)
-    assert first is not None and len(first.prefills) == 16
-    sched.launch(first, 0.0)
-    second = sched.next_step(0.0)
-    assert second is not None and len(second.prefills) == 2
+    first = launched(sched)
+    assert len(first.prefills) == 16 and len(chosen(sched).prefills) == 2
     costs = sched.forecast.costs
     assert first.predicted == pytest.approx(
         costs.mean("text_prefill", 0, 768) + costs.mean("tail", 10, 16) + costs.mean("vae", 0, 16)
@@ -191,12 +209,8 @@ def spoken(name: str, pages: tuple[VoicePage, ...]) -> Stream:
 
 def prefilled(sched: SpeechScheduler) -> list[tuple[int, int, int]]:
     """Launches the next step: start, length and patches of its chunks."""
-    step = sched.next_step(0.0)
-    assert step is not None
-    chunks = [(chunk.start, chunk.length, chunk.audio) for chunk in step.prefills]
-    sched.launch(step, 0.0)
-    sched.index_voice_pages(step)
-    return chunks
+    sched.index_voice_pages(step := launched(sched))
+    return [(chunk.start, chunk.length, chunk.audio) for chunk in step.prefills]
 
 
 def test_streams_of_a_voice_share_the_pages_of_its_reference() -> None:
@@ -251,9 +265,7 @@ def test_a_page_is_shared_once_all_of_it_is_computed() -> None:
     other = spoken("second", nova)
     sched.submit(other, 0.0)
     assert other.prefilled == 64
-    step = sched.next_step(0.0)
-    assert step is not None
-    sched.launch(step, 0.0)
+    step = launched(sched)
     third = spoken("third", nova)
     sched.submit(third, 0.0)
     assert third.prefilled == 64
@@ -286,9 +298,8 @@ def test_where_steps_are_saturated_one_of_them_lets_prompts_gather(rows: int, ga
     prompts: list[int] = []
     for index in range(5):
         sched.submit(stream(f"new {index}", arrival=100.0), 0.0)
-        step = sched.next_step(100.0)
-        assert step is not None and bool(step.prefills) != bool(step.decodes)
-        sched.launch(step, 100.0)
+        step = launched(sched, 100.0)
+        assert bool(step.prefills) != bool(step.decodes)
         prompts.append(len(step.prefills))
     assert prompts == gathered
 
@@ -299,14 +310,12 @@ def test_first_patches_are_rows_of_the_next_step_where_that_is_saturated() -> No
     for one in new:
         sched.submit(one, 0.0)
     for one in new[1:], new[:1]:  # Listeners come first.
-        prefill = sched.next_step(100.0)
-        assert prefill is not None and not prefill.decodes and not prefill.tail and not prefill.emitting
+        prefill = launched(sched, 100.0)
+        assert not prefill.decodes and not prefill.tail and not prefill.emitting
         assert [chunk.stream for chunk in prefill.prefills] == one
-        sched.launch(prefill, 100.0)
         assert all(each.waits_for_first_patch and each.waits_for_first_audio for each in one if each.live)
-        decode = sched.next_step(100.0)
-        assert decode is not None and not decode.prefills and set(one) < set(decode.decodes)
-        sched.launch(decode, 100.0)
+        decode = launched(sched, 100.0)
+        assert not decode.prefills and set(one) < set(decode.decodes)
         assert not any(each.waits_for_first_patch for each in one)
 
 
@@ -318,28 +327,21 @@ def test_first_patches_are_rows_of_the_next_step_where_that_is_saturated() -> No
 def test_otherwise_a_tail_makes_them(rows: int, steps: int) -> None:
     sched = fused(rows, steps)
     sched.submit(new := stream(arrival=100.0), 0.0)
-    prefill = sched.next_step(100.0)
-    assert prefill is not None and prefill.tail and prefill.emitting == [new]
+    prefill = chosen(sched, 100.0)
+    assert prefill.tail and prefill.emitting == [new]
 
 
 def test_a_stream_that_pauses_before_its_first_patch_holds_nobody_up() -> None:
     sched = fused(128)
     sched.submit(paused := stream("paused", arrival=100.0), 0.0)
-    prefill = sched.next_step(100.0)
-    assert prefill is not None and not prefill.tail
-    sched.launch(prefill, 100.0)
+    assert not launched(sched, 100.0).tail
     paused.paused = True
     sched.submit(new := stream(arrival=100.0), 0.0)
-    chosen = []
-    for _ in range(3):
-        step = sched.next_step(100.0)
-        assert step is not None
-        sched.launch(step, 100.0)
-        chosen += [*step.decodes, *(chunk.stream for chunk in step.prefills)]
-    assert new in chosen and paused not in chosen
+    steps = [launched(sched, 100.0) for _ in range(3)]
+    computed = {name for step in steps for name in (*names(step), *begun(step))}
+    assert new.request_id in computed and "paused" not in computed
     paused.paused = False
-    step = sched.next_step(100.0)
-    assert step is not None and paused in step.decodes
+    assert paused in chosen(sched, 100.0).decodes
 
 
 def test_the_prediction_of_first_audio_is_close() -> None:
@@ -388,31 +390,26 @@ def test_who_is_in_the_next_step(groups: list[Group], prompt: bool, decoded: lis
     streams = [playing(sched, count, slack, **fields) for count, slack, fields in groups]
     if prompt:
         sched.submit(stream(arrival=100.0), 0.0)
-    step = sched.next_step(100.0)
+    step = chosen(sched, 100.0)
     assert names(step) == {one.request_id for index in decoded for one in streams[index]}
-    assert step is not None and [chunk.stream.request_id for chunk in step.prefills] == ["new"] * prefilled
+    assert begun(step) == ["new"] * prefilled
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_that_fit() -> None:
     sched = scheduler()
     playing(sched, 2, slack=0.06)
     sched.submit(stream(prompt=1600, arrival=100.0), 0.0)
-    step = sched.next_step(100.0)
-    assert step is not None
-    assert 64 <= step.prefills[0].length < 1600 and not step.prefills[0].is_last
-    sched.launch(step, 100.0)
-    again = sched.next_step(100.0)
-    assert again is not None and again.prefills[0].start == step.prefills[0].length
+    first, second = (launched(sched, 100.0).prefills[0] for _ in range(2))
+    assert 64 <= first.length < 1600 and not first.is_last
+    assert second.start == first.length
 
 
 def test_a_batch_just_above_a_bucket_is_trimmed_by_those_furthest_ahead() -> None:
     sched = scheduler()
     near, ahead = playing(sched, 32, slack=0.6), playing(sched, 1, slack=0.9)
     for _ in range(2):
-        step = sched.next_step(100.0)
-        assert names(step) == {one.request_id for one in near}
-        sched.launch(step, 100.0)  # type: ignore[arg-type]
-    assert ahead[0].request_id in names(sched.next_step(100.0))
+        assert names(launched(sched, 100.0)) == {one.request_id for one in near}
+    assert ahead[0].request_id in names(chosen(sched, 100.0))
 
 
 def test_offline_prefills_leave_a_quarter_of_the_slots_to_listeners() -> None:
@@ -423,8 +420,7 @@ def test_offline_prefills_leave_a_quarter_of_the_slots_to_listeners() -> None:
         sched.launch(step, 0.0)
     assert len(sched.running) == 6
     sched.submit(stream("listener"), 0.0)
-    step = sched.next_step(0.0)
-    assert step is not None and [chunk.stream.request_id for chunk in step.prefills] == ["listener"]
+    assert begun(chosen(sched)) == ["listener"]
 
 
 def test_a_paused_stream_holds_its_place_and_costs_nothing() -> None:
@@ -443,8 +439,7 @@ def test_the_next_segment_of_a_stream_goes_before_new_streams() -> None:
     assert sched.least_slack(100.0) == math.inf
     sched.begin_segment(speaker, prompt_tokens=60, prompt_audio=0, max_patches=100)
     sched.submit(stream(arrival=90.0), 0.0)
-    step = sched.next_step(100.0)
-    assert step is not None and step.prefills[0].stream is speaker
+    assert chosen(sched, 100.0).prefills[0].stream is speaker
 
 
 def test_pages_are_reserved_to_the_cap_and_come_back() -> None:
@@ -452,16 +447,13 @@ def test_pages_are_reserved_to_the_cap_and_come_back() -> None:
     assert sched.submit(stream(prompt=1000), 0.0).reason == "too_long"  # type: ignore[union-attr]
     sched.submit(stream("a"), 0.0)
     sched.submit(stream("b"), 0.0)
-    step = sched.next_step(0.0)
-    assert step is not None and [chunk.stream.request_id for chunk in step.prefills] == ["a"]
-    sched.launch(step, 0.0)
+    assert begun(launched(sched)) == ["a"]
     (a,) = sched.running
     assert len(a.pages) == 15
     assert sched.room.reserve(a, 300) and len(a.pages) == 19
     assert not sched.room.reserve(a, 400)
     sched.release(a)
-    step = sched.next_step(0.0)
-    assert step is not None and [chunk.stream.request_id for chunk in step.prefills] == ["b"]
+    assert begun(chosen(sched)) == ["b"]
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -528,3 +520,34 @@ def test_every_stream_ends_and_the_gpu_never_waits(trace: list[Arrival], slots: 
     assert not simulation.scheduler.running and not simulation.scheduler.waiting
     simulation.pages.check()
     assert simulation.pages.num_used == 0
+
+
+def test_a_first_launch_of_a_size_that_was_held_up_counts_little() -> None:
+    costs = measured_costs()
+    kind, size = eager_cost_key(1300)
+    before = costs.mean(kind, 0, size)
+    costs.observe(kind, 0, size, 0.8)
+    assert costs.mean(kind, 0, size) == pytest.approx(3 * before)
+
+
+def test_a_launch_of_a_known_size_that_was_held_up_counts_little_and_a_change_all_the_way() -> None:
+    costs = measured_costs()
+    before = costs.mean("decode", 10, 8)
+    costs.observe("decode", 10, 8, 30.0)
+    assert costs.mean("decode", 10, 8) < 1.5 * before
+    for _ in range(40):
+        costs.observe("decode", 10, 8, 20 * before)
+    assert costs.mean("decode", 10, 8) == pytest.approx(20 * before, rel=0.01)
+
+
+def test_the_first_measurement_of_a_kind_counts_as_it_is() -> None:
+    costs = SpeechCosts()
+    for solver_steps, seconds in ((4, 0.001), (64, 0.5)):
+        costs.observe("decode", solver_steps, 8, seconds)
+        assert costs.mean("decode", solver_steps, 8) == seconds
+
+
+def test_eager_prefills_have_few_sizes_which_hold_their_tokens() -> None:
+    sizes = [eager_cost_key(tokens)[1] for tokens in range(1, 4097)]
+    assert len(set(sizes)) < 48
+    assert all(tokens <= size < 1.25 * tokens + 1 for tokens, size in enumerate(sizes, start=1))

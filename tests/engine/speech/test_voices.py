@@ -23,11 +23,6 @@ PATCHES = (14, 15, 20, 40)
 """In the references of the voices: with the token before them they fill 0, 1, 1 and 2 pages and begin 1, 0, 1 and 1."""
 
 
-@pytest.fixture(scope="module")
-def model() -> VoxCPM2:
-    return golden.never_stopping()
-
-
 def reference(voice: int) -> np.ndarray:
     return np.random.default_rng(voice).standard_normal((PATCHES[voice], *golden.PATCH_SHAPE)).astype(np.float32)
 

@@ -29,11 +29,6 @@ TEXTS = ("A tiny voice says hello.", "Two red boats.", "你好", "Yes", "One mor
 
 
 @pytest.fixture(scope="module")
-def model() -> VoxCPM2:
-    return golden.never_stopping()
-
-
-@pytest.fixture(scope="module")
 def rig(model: VoxCPM2) -> Iterator[WorkerRig]:
     rig = WorkerRig(model, golden.processor())
     yield rig

@@ -22,8 +22,7 @@ from service.graphs.buckets import cheapest, fits
 from service.graphs.packing import combine, pack
 from tests.models.families.family import ALL, FAMILIES, Family, families
 from tests.support.encoder_replay import grid_item
-from tests.support.golden import copy_checkpoint
-from tests.support.random_reference import change_json
+from tests.support.golden import change_json, copy_checkpoint
 from tests.support.slow import slow
 
 KIMI_TOWER = {"num_attention_heads": 16, "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 1}

@@ -16,9 +16,8 @@ from service.graphs.buckets import fits
 from tests.models.families.family import ALL, FAMILIES, Family, families, kimi_frames
 from tests.support.chat_golden import encode, generate, largest_difference, rounding_error
 from tests.support.encoder_replay import CapturedEncoder
-from tests.support.golden import copy_checkpoint
+from tests.support.golden import change_json, copy_checkpoint
 from tests.support.inference import no_gradients as no_gradients
-from tests.support.random_reference import change_json
 
 pytestmark = pytest.mark.gpu
 

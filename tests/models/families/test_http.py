@@ -11,7 +11,6 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from models.checkpoints.registry import family_of, resolve
-from models.interfaces.media import ChatMessage, ContentPart
 from service.link.messages import ChatRequest
 from tests.api.chat.test_tools import fits
 from tests.models.families.family import FAMILIES, Family
@@ -34,7 +33,8 @@ from tests.support.openai_chat import (
     text_part,
     video_part,
 )
-from tests.support.prompts import prompt_of
+from tests.support.prompts import prompt_of, say
+from tests.support.rows import rows
 from tests.support.tool_samples import call_text, xml_call_text
 
 pytestmark = pytest.mark.slow
@@ -129,23 +129,6 @@ def test_videos_are_sampled_as_the_model_says_or_the_request(
         assert len(item.arrays["group_sizes"]) == 125
     assert answer.usage.prompt_tokens == prompt_tokens(processor, item)
     assert answer.usage.completion_tokens == 4
-
-
-@pytest.mark.parametrize(
-    ("name", "option", "reason"),
-    [
-        ("kimi_vl", "enable_thinking", "no switch"),
-        ("kimi_vl", "add_vision_id", "not number"),
-        ("minicpmv_2_6", "enable_thinking", "no reasoning mode"),
-        ("minicpmv_4_5", "add_vision_id", "a rule of its own"),
-    ],
-)
-def test_an_option_that_a_template_does_not_have_is_refused(
-    client: OpenAI, name: str, option: str, reason: str
-) -> None:
-    with pytest.raises(BadRequestError, match=reason) as refused:
-        ask(client, "why ?", model=name, extra_body={"chat_template_kwargs": {option: True}})
-    assert refused.value.param == f"chat_template_kwargs.{option}"
 
 
 def test_thinking_of_qwen3_vl_has_no_switch(client: OpenAI) -> None:
@@ -300,9 +283,8 @@ def right_answer(fps: float, times: tuple[float, ...] | None = None) -> str:
     clip = golden_video(QWEN2_5.directory, FRAMES, fps=fps)
     if times is not None:
         clip = replace(clip, times=times, times_given=True)
-    content = (ContentPart(item=0), ContentPart(text=QUESTION))
     processor = served(QWEN2_5)
-    prompt = prompt_of(processor, [ChatMessage("user", content)], [processor.video(clip)])
+    prompt = prompt_of(processor, [say("user", 0, QUESTION)], [processor.video(clip)])
     return text_of(QWEN2_5, generate(QWEN2_5.model, prompt, QWEN2_5.tokens)[2])
 
 
@@ -322,29 +304,13 @@ def test_the_rate_of_a_frame_list_is_seen_in_the_answer(client: OpenAI) -> None:
     assert ask_about(client, frame_list(times=times)).content == right_answer(1.0, times) != right_answer(1.0)
 
 
-URL = "messages[0].content[0].video_url"
-
-
-@pytest.mark.parametrize(
-    ("part", "fields", "param", "reason"),
-    [
-        ({"fps": 1, "num_frames": 4}, {}, f"{URL}.num_frames", "excludes fps"),
-        ({"num_frames": 10**6}, {}, f"{URL}.num_frames", "at most 768 allowed"),
-        ({"times": [3, 2, 1]}, {}, f"{URL}.times", "ascending"),
-        ({"times": [1, 2], "fps": 1}, {}, f"{URL}.times", "excludes fps"),
-        ({"times": [0.5]}, {}, f"{URL}.times", "1 given for"),
-        ({"times": []}, {}, f"{URL}.times", "at least 1 item"),
-        ({}, {"media_io_kwargs": {"video": {"fps": 1000}}}, "media_io_kwargs.video.fps", "at most 30 allowed"),
-        ({}, {"mm_processor_kwargs": {"max_pixels": 9}}, "mm_processor_kwargs.max_pixels", "not supported"),
-        ({}, {"mm_processor_kwargs": {"downsample_mode": "4x"}}, "mm_processor_kwargs.downsample_mode", "no modes"),
-    ],
-)
-def test_sampling_that_cannot_be_done_is_named(
-    client: OpenAI, part: dict[str, Any], fields: dict[str, Any], param: str, reason: str
-) -> None:
-    with pytest.raises(BadRequestError, match=reason) as refused:
-        ask_about(client, frame_list(**part), **fields)
-    assert refused.value.param == param
+def test_what_cannot_be_done_is_named(client: OpenAI) -> None:
+    """Samplings of a video, and options that a template does not have."""
+    for case in rows(__file__, "refused_options.jsonl"):
+        content = [frame_list(**case["video"]), text_part(QUESTION)] if "video" in case else QUESTION
+        with pytest.raises(BadRequestError, match=case["says"]) as refused:
+            ask(client, content, model=case["model"], extra_body=case["fields"])
+        assert refused.value.param == case["param"]
 
 
 def test_a_request_chooses_how_many_tokens_a_picture_has(client: OpenAI) -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from models.interfaces.errors import InputError
-from models.interfaces.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata, source_digest
+from models.interfaces.media import VideoFrames, VideoMetadata, source_digest
 from tests.models.families.family import ALL, FAMILIES, Family, families
-from tests.support.prompts import prompt_of
+from tests.support.prompts import prompt_of, say
 
 EVERY = families(quick=ALL)
 STOPS = {
@@ -29,10 +29,6 @@ SAMPLING = {
 
 def specials(family: Family) -> dict[str, int]:
     return family.processor.tokenizer.special_ids
-
-
-def say(role: str, *texts: str) -> ChatMessage:
-    return ChatMessage(role, tuple(ContentPart(text=text) for text in texts))
 
 
 def kept(family: Family, *texts: str) -> tuple[list[int], str]:
@@ -108,7 +104,7 @@ def test_frames_may_be_resized_as_they_are_decoded(family: Family) -> None:
 
 @pytest.mark.parametrize("family", EVERY)
 def test_media_that_cannot_be_taken_are_refused(family: Family) -> None:
-    if "minicpmv" not in family.name:  # minicpmv/test_slicing.py
+    if "minicpmv" not in family.name:  # minicpmv/test_processor.py
         with pytest.raises(InputError) as refused:
             family.processor.image(Image.new("RGB", (60_000, 1)))
         assert refused.value.field == "image_url"

@@ -11,11 +11,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from models.interfaces.media import ChatMessage, ContentPart
 from tests.models.families.family import FAMILIES
-from tests.support.golden import fact_of_own_fixture
-from tests.support.prompts import prompt_of
-from tests.support.random_reference import change_json, check_pictures, save_random, without_weights
+from tests.support.chat_golden import generate
+from tests.support.golden import change_json, copy_checkpoint, fact_of_own_fixture
+from tests.support.prompts import prompt_of, say
 
 pytestmark = [fact_of_own_fixture, pytest.mark.slow]
 
@@ -23,9 +22,17 @@ YARN = {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 
 """As the publisher recommends it for prompts beyond the trained length."""
 
 
+def without_weights(name: str, target: Path) -> Path:
+    """A copy of a golden checkpoint without its tensors."""
+    directory = copy_checkpoint(FAMILIES[name].directory, target)
+    for path in directory.glob("*.safetensors*"):
+        path.unlink()
+    return directory
+
+
 def variant_of(name: str, target: Path, text: dict[str, Any], rope: dict[str, Any] | None = None) -> Path:
     """The golden checkpoint's files without weights, with other fields of the language model and its rope_scaling."""
-    directory = without_weights(FAMILIES[name].directory, target)
+    directory = without_weights(name, target)
     config = json.loads((directory / "config.json").read_text())
     section = config.get("text_config", config)
     section |= text
@@ -34,17 +41,45 @@ def variant_of(name: str, target: Path, text: dict[str, Any], rope: dict[str, An
     return directory
 
 
+@torch.no_grad()
+def save_random(directory: Path) -> torch.nn.Module:
+    """The published code's model of these files, with random weights that it saves beside them."""
+    import transformers
+
+    published = (directory / "config.json").read_text()
+    (name,) = json.loads(published)["architectures"]
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(transformers.AutoConfig.from_pretrained(directory)).float().eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.normal_(1.0, 0.2)
+        else:
+            parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+    model.tie_weights()
+    model.save_pretrained(directory)
+    (directory / "config.json").write_text(published)
+    return model
+
+
+@torch.inference_mode()
 def check_like_reference(name: str, directory: Path) -> None:
-    """Logits of a prompt with two pictures."""
+    """Logits of a prompt with two pictures, by the model of transformers that saved the weights and by ours."""
     family = FAMILIES[name]
     reference, processor = save_random(directory), family.processor_of(directory)
     settings = json.loads((directory / "preprocessor_config.json").read_text())
     factor = settings["patch_size"] * settings["merge_size"]
     pixels = torch.randint(256, (5 * factor, 3 * factor, 3), dtype=torch.uint8).numpy()
     items = [processor.image(Image.fromarray(part)) for part in (pixels, pixels[: 2 * factor])]
-    parts = (ContentPart(item=0), ContentPart(text="or"), ContentPart(item=1))
-    prompt = prompt_of(processor, [ChatMessage("user", parts)], items)
-    check_pictures(reference, family.loaded(directory), prompt, processor.config.image_token_id)
+    prompt = prompt_of(processor, [say("user", 0, "or", 1)], items)
+    model = family.loaded(directory)
+    ids, encoder = torch.from_numpy(prompt.token_ids).long()[None], model.encoder
+    expected = reference(
+        input_ids=ids,
+        pixel_values=torch.cat([encoder.normalise(encoder.patchify(item, torch.device("cpu"))) for item in items]),
+        image_grid_thw=torch.stack([torch.from_numpy(item.arrays["grid_thw"]).long() for item in items]),
+        mm_token_type_ids=(ids == processor.config.image_token_id).long(),
+    ).logits[0]
+    torch.testing.assert_close(generate(model, prompt, 1)[0], expected, atol=3e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("patch", "merge", "temporal", "divisor"), [(14, 3, 1, 4), (7, 1, 1, 1)])
@@ -54,7 +89,7 @@ def test_embedding_rows_of_any_number_of_bytes(
     """Those of the published sizes are moved eight bytes at a time."""
     bytes_of_a_row = 3 * temporal * patch**2 * merge**2
     assert bytes_of_a_row % divisor == 0 and (divisor == 8 or bytes_of_a_row % (2 * divisor))
-    directory = without_weights(FAMILIES["qwen2_5_vl"].directory, tmp_path / "variant")
+    directory = without_weights("qwen2_5_vl", tmp_path / "variant")
     vision = json.loads((directory / "config.json").read_text())["vision_config"]
     vision |= {"patch_size": patch, "spatial_merge_size": merge, "temporal_patch_size": temporal}
     vision["window_size"] = 2 * patch * merge

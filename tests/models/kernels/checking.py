@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 
 
+def sixteen_bits(device: torch.device) -> torch.dtype:
+    """bfloat16; float16 in the interpreter, which has no bfloat16 arithmetic of its own: it takes the same paths."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float16
+
+
 def relative_error(out: Tensor, reference: Tensor) -> float:
     """||out - reference|| / ||reference||; NaN where out has one."""
     difference = out.double().cpu() - reference.double().cpu()

@@ -16,6 +16,37 @@ def segments(*lengths: int) -> torch.Tensor:
     return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
 
 
+def check_varlen(q, k, v, cu_q, cu_k, scale, causal, *longest) -> None:
+    """Rows behind the last segment become zero, whatever they and keys of no segment hold."""
+    total = int(cu_q[-1])
+    out = replayed(q.device, lambda: varlen_attention.kernel(q, k, v, cu_q, cu_k, scale, causal, *longest))
+    wide = (x.nan_to_num() for x in wide_in_place(q, k, v))
+    reference = varlen_attention.reference(*wide, cu_q, cu_k, scale, causal)
+    assert not total or relative_error(out[:total], reference[:total]) < TOLERANCE[q.dtype]
+    assert not out[total:].any()
+
+
+def check_decode(q, k_cache, v_cache, tables, lengths, page, **how) -> None:
+    scale = q.shape[-1] ** -0.5
+    run = lambda: paged_decode_attention.kernel(q, k_cache, v_cache, tables, lengths, page, scale, **how)  # noqa: E731
+    out = replayed(q.device, run)
+    reference = paged_decode_attention.reference(*wide_in_place(q, k_cache, v_cache), tables, lengths, page, scale)
+    assert relative_error(out, reference) < TOLERANCE[q.dtype]
+    assert not out[lengths == 0].any()
+
+
+def check_prefill(q, k_cache, v_cache, tables, cu_q, seq_lens, page, sequences, **how) -> torch.Tensor:
+    """sequences: how many have chunks; those behind them are padding. Returns what comes out."""
+    rows, scale = int(cu_q[-1]), q.shape[-1] ** -0.5
+    given = (q, k_cache, v_cache, tables, cu_q, seq_lens, page, scale)
+    out = replayed(q.device, lambda: paged_prefill_attention.kernel(*given, **how))
+    few = (tables[:sequences], cu_q[: sequences + 1], seq_lens[:sequences], page, scale)
+    reference = paged_prefill_attention.reference(*wide_in_place(q, k_cache, v_cache), *few)
+    assert relative_error(out[:rows], reference[:rows]) < TOLERANCE[q.dtype]
+    assert not out[rows:].any()
+    return out
+
+
 @pytest.mark.parametrize(
     ("width", "value_width", "heads", "kv_heads", "causal"),
     [(12, 12, 4, 2, False), slow(80, 80, 2, 2, False), slow(72, 72, 4, 4, True), (24, 16, 4, 2, True)],
@@ -26,11 +57,7 @@ def test_varlen_tiny(device, width, value_width, heads, kv_heads, causal) -> Non
     q = torch.randn(55, heads, width, device=device)
     k, v = torch.randn(60, kv_heads, width, device=device), torch.randn(60, kv_heads, value_width, device=device)
     k[52:], v[52:] = float("nan"), float("nan")
-    scale = width**-0.5
-    out = replayed(device, lambda: varlen_attention.kernel(q, k, v, cu_q, cu_k, scale, causal))
-    reference = varlen_attention.reference(*wide_in_place(q, k, v), cu_q, cu_k, scale, causal)
-    assert relative_error(out, reference) < TOLERANCE[q.dtype]
-    assert not out[46:].any()
+    check_varlen(q, k, v, cu_q, cu_k, width**-0.5, causal)
 
 
 @pytest.mark.parametrize("padding", [slow(0), slow(1), 40, slow(200)])
@@ -40,11 +67,7 @@ def test_varlen_of_short_segments(device, lengths, padding) -> None:
     ends, total = segments(*lengths).to(device), sum(lengths)
     packed = torch.randn(total + padding, 6, 24, device=device)
     packed[total:] = float("nan")
-    q, k, v = packed.chunk(3, dim=1)
-    out = replayed(device, lambda: varlen_attention.kernel(q, k, v, ends, ends, 0.2, False, 32))
-    reference = varlen_attention.reference(*wide_in_place(q, k, v.nan_to_num()), ends, ends, 0.2, False)
-    assert not total or relative_error(out[:total], reference[:total]) < TOLERANCE[q.dtype]
-    assert not out[total:].any()
+    check_varlen(*packed.chunk(3, dim=1), ends, ends, 0.2, False, 32)
 
 
 @pytest.mark.gpu
@@ -55,11 +78,7 @@ def test_varlen_of_windows(padding, dtype) -> None:
     ends, total = segments(*lengths).to("cuda"), sum(lengths)
     packed = torch.randn(total + padding, 48, 80, device="cuda", dtype=dtype)
     packed[total:] = float("nan")
-    q, k, v = packed.chunk(3, dim=1)
-    out = replayed(packed.device, lambda: varlen_attention.kernel(q, k, v, ends, ends, 0.1, False, 64))
-    reference = varlen_attention.reference(*(t.double().nan_to_num() for t in (q, k, v)), ends, ends, 0.1, False)
-    assert relative_error(out[:total], reference[:total]) < TOLERANCE[dtype]
-    assert not out[total:].any()
+    check_varlen(*packed.chunk(3, dim=1), ends, ends, 0.1, False, 64)
 
 
 @pytest.mark.gpu
@@ -88,12 +107,7 @@ def test_varlen(width, value_width, heads, kv_heads, causal, dtype) -> None:
     k = torch.randn(rows_k, kv_heads, width, device=device, dtype=dtype)
     v = torch.randn(rows_k, kv_heads, value_width, device=device, dtype=dtype)
     q[total_q:], k[total_k:], v[total_k:] = (float("nan"),) * 3
-    scale = width**-0.5
-    out = replayed(device, lambda: varlen_attention.kernel(q, k, v, cu_q, cu_k, scale, causal))
-    k[total_k:], v[total_k:] = 0, 0
-    reference = varlen_attention.reference(*(t.double() for t in (q, k, v)), cu_q, cu_k, scale, causal)
-    assert relative_error(out[:total_q], reference[:total_q]) < TOLERANCE[dtype]
-    assert not out[total_q:].any()
+    check_varlen(q, k, v, cu_q, cu_k, width**-0.5, causal)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +122,7 @@ def test_paged_decode_tiny(device, width, value_width, heads, kv_heads, splits) 
     v_cache = k_cache[..., :value_width] if kv_heads == 1 else torch.randn_like(k_cache)
     tables = torch.randperm(39, device=device)[:32].view(4, 8).int() + 1
     lengths = torch.tensor([0, 1, 77, 128], dtype=torch.int32, device=device)
-    scale = width**-0.5
-    out = replayed(
-        device, lambda: paged_decode_attention.kernel(q, k_cache, v_cache, tables, lengths, page, scale, splits=splits)
-    )
-    reference = paged_decode_attention.reference(*wide_in_place(q, k_cache, v_cache), tables, lengths, page, scale)
-    assert relative_error(out, reference) < TOLERANCE[q.dtype]
-    assert not out[0].any()
+    check_decode(q, k_cache, v_cache, tables, lengths, page, splits=splits)
 
 
 @pytest.mark.gpu
@@ -132,12 +140,7 @@ def test_paged_decode(rows, width, value_width, heads, kv_heads) -> None:
     tables = (torch.randperm(rows * pages, device=device).int() + 1).view(rows, pages)
     lengths = torch.randint(0, pages * page + 1, (rows,), dtype=torch.int32, device=device)
     lengths[0] = pages * page if rows == 1 else 0
-    scale = width**-0.5
-    out = replayed(device, lambda: paged_decode_attention.kernel(q, k_cache, v_cache, tables, lengths, page, scale))
-    wide_caches = (k_cache.double(), v_cache.double())
-    reference = paged_decode_attention.reference(q.double(), *wide_caches, tables, lengths, page, scale)
-    assert relative_error(out, reference) < TOLERANCE[dtype]
-    assert not out[lengths == 0].any()
+    check_decode(q, k_cache, v_cache, tables, lengths, page)
 
 
 def paged_chunks(device: torch.device, lengths: list[tuple[int, int]], page: int, pages: int, padded: int = 0):
@@ -177,16 +180,10 @@ def test_paged_prefill_tiny(device, width, value_width, heads, kv_heads, tile, s
         v_cache[held] = torch.randn(length, kv_heads, value_width, device=device)
     if width == 24:  # multi-head latent attention
         v_cache = k_cache[..., :value_width]
-    arguments = (tables, cu_q, seq_lens, page, width**-0.5)
-    how = {"tile": tile, "least_keys": tile[1]}
-    out = replayed(
-        device, lambda: paged_prefill_attention.kernel(q, k_cache, v_cache, *arguments, splits=splits, **how)
-    )
-    reference = paged_prefill_attention.reference(*wide_in_place(q, k_cache, v_cache), *arguments)
-    assert relative_error(out, reference) < TOLERANCE[q.dtype]
-    assert not out[rows:].any()
+    arguments, how = (tables, cu_q, seq_lens, page), {"tile": tile, "least_keys": tile[1]}
+    out = check_prefill(q, k_cache, v_cache, *arguments, len(lengths), splits=splits, **how)
     # What one program reads has no other value for being launched among splits.
-    whole = paged_prefill_attention.kernel(q, k_cache, v_cache, *arguments, splits=1, **how)
+    whole = paged_prefill_attention.kernel(q, k_cache, v_cache, *arguments, width**-0.5, splits=1, **how)
     assert torch.equal(out[: lengths[0][1]], whole[: lengths[0][1]])
 
 
@@ -226,14 +223,9 @@ def test_a_short_chunk_behind_a_long_context(width, value_width, heads, kv_heads
     k_cache = torch.randn((3 * pages + 1) * page, kv_heads, width, device=device, dtype=dtype)
     v_cache = k_cache[..., :value_width] if kv_heads == 1 else torch.randn_like(k_cache)
     q[rows:], k_cache[:page], v_cache[:page] = (float("nan"),) * 3
-    arguments = (tables, cu_q, seq_lens, page, width**-0.5)
-    run = lambda: paged_prefill_attention.kernel(q, k_cache, v_cache, *arguments, splits=splits)  # noqa: E731
-    out = replayed(device, run)
-    assert torch.equal(out, run())
-    few = (tables[:3], cu_q[:4], seq_lens[:3], *arguments[3:])
-    reference = paged_prefill_attention.reference(*wide_in_place(q, k_cache, v_cache), *few)
-    assert relative_error(out[:rows], reference[:rows]) < TOLERANCE[dtype]
-    assert not out[rows:].any()
+    arguments = (q, k_cache, v_cache, tables, cu_q, seq_lens, page)
+    out = check_prefill(*arguments, 3, splits=splits)
+    assert torch.equal(out, paged_prefill_attention.kernel(*arguments, width**-0.5, splits=splits))
 
 
 @pytest.mark.gpu
@@ -251,9 +243,4 @@ def test_paged_prefill(width, value_width, heads, kv_heads, dtype) -> None:
     k_cache = torch.randn((len(lengths) * pages + 1) * page, kv_heads, width, device=device, dtype=dtype)
     v_cache = k_cache[..., :value_width] if kv_heads == 1 else torch.randn_like(k_cache)
     q[rows:], k_cache[:page], v_cache[:page] = (float("nan"),) * 3
-    arguments = (tables, cu_q, seq_lens, page, width**-0.5)
-    out = replayed(device, lambda: paged_prefill_attention.kernel(q, k_cache, v_cache, *arguments))
-    few = (tables[: len(lengths)], cu_q[: len(lengths) + 1], seq_lens[: len(lengths)], *arguments[3:])
-    reference = paged_prefill_attention.reference(*wide_in_place(q, k_cache, v_cache), *few)
-    assert relative_error(out[:rows], reference[:rows]) < TOLERANCE[dtype]
-    assert not out[rows:].any()
+    check_prefill(q, k_cache, v_cache, tables, cu_q, seq_lens, page, len(lengths))

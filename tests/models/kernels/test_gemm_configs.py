@@ -1,28 +1,51 @@
-"""Which configurations of the GEMM kernel a GPU takes: a table where one was measured, else what fits."""
+"""Which configurations GEMMs have on each kind of GPU: a table where one was measured, else what fits."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.checkpoints.published import make
+from benchmarks.kernels import choose
+from benchmarks.kernels.gemms import STACKS, Part, shape_name, variants
 from benchmarks.kernels.offline import ARCHITECTURES
-from models.layers.kernels import gemm_configs, gemm_types, gpu
+from benchmarks.report.formatting import NAMES
+from models.checkpoints.registry import family_of, resolve
+from models.layers.kernels import e4m3, gemm, gemm_configs, gemm_tables, gemm_types, gpu
 from models.layers.kernels.gemm_candidates import candidates
-from models.layers.kernels.gemm_configs import config_for, fits, fitted_for, shared_memory_of, streaming_tile, table_of
-from models.layers.kernels.gemm_tables import SM_90
-from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
+from models.layers.kernels.gemm_configs import (
+    config_for,
+    e4m3_blocks,
+    e4m3_table_of,
+    e4m3_tile,
+    fits,
+    fitted_for,
+    shared_memory_of,
+    streaming_tile,
+    table_of,
+)
+from models.layers.kernels.gemm_tables import FILE, SM_90, SM_90_E4M3, SM_90_E4M3_BLOCKS, SM_90_E4M3_COPIES, entries_of
+from models.layers.kernels.gemm_types import Blocks, Choice, Shape, Tile, Variant
 from models.layers.kernels.gpu import Gpu, named
+from models.layers.quantized import GROUP, QuantizedWeight, Scheme
+from service.engine.core.worker import WARM_TOKENS
+from tests.support.slow import slow
 
 GPUS = {named(one.capability): one for one in ARCHITECTURES}
+KINDS: tuple[gemm_types.Kind, ...] = ("plain", "silu_mul", "add_norm")
 
 
 @pytest.fixture(params=GPUS)
 def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     found = GPUS[request.param]
     monkeypatch.setattr(gpu, "probe", lambda: found)
+    monkeypatch.setattr(e4m3, "interpreted", lambda: False)
     yield found
 
 
@@ -63,7 +86,7 @@ def test_a_tile_too_large_with_two_stages_is_cut_in_depth() -> None:
     assert fits(tile, small, gated=True)
 
 
-@pytest.mark.parametrize("kind", ["plain", "silu_mul", "add_norm"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [8, 64, 512])
 def test_candidates_fit_and_differ(here: Gpu, kind: gemm_types.Kind, rows: int) -> None:
     found = list(candidates(Shape(kind, 2048, 2048), rows, here))
@@ -81,3 +104,170 @@ def test_a_table_is_used_for_a_while(here: Gpu) -> None:
         assert gemm_configs.active() is table
     assert gemm_configs.active() == table_of(here)
     assert config_for("plain", *operands(8, 64, 96)) is None
+
+
+def e4m3_operands(
+    rows: int, inputs: int, outputs: int, dtype: torch.dtype = torch.bfloat16
+) -> tuple[torch.Tensor, QuantizedWeight]:
+    with torch.device("meta"):
+        return torch.empty(rows, inputs, dtype=dtype), QuantizedWeight(outputs, inputs)
+
+
+def test_the_table_is_what_was_measured() -> None:
+    folder = Path("benchmarks/results/kernels")
+    times = choose.read_e4m3(folder)
+    assert choose.e4m3_tiles(times) == SM_90_E4M3
+    assert choose.e4m3_blocks(times, choose.read_e4m3_steps(folder)) == SM_90_E4M3_BLOCKS
+    assert choose.e4m3_copies(times) == SM_90_E4M3_COPIES
+
+
+def test_only_hopper_takes_the_table_and_a_tuned_one_leaves_it(here: Gpu) -> None:
+    x, weight = e4m3_operands(8, 1536, 2048)
+    expected = SM_90_E4M3[Shape("plain", 1536, 2048, True)][0].variant if here.capability == (9, 0) else None
+    tuned = {Shape("plain", 1536, 2048): (Choice(1, 64, Variant(Tile(16, 32, 64))),)}
+    assert config_for("plain", x, weight) == expected
+    with gemm_configs.using(tuned):
+        assert config_for("plain", x, weight) == expected
+    assert bool(e4m3_table_of(here)) == (here.capability == (9, 0))
+
+
+def test_codes_with_wide_groups_have_a_table_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = Variant(Tile(8, 64, 128, warps=2, swap=True), split=2)
+    measured = {Shape("plain", 512, 128, codes="u4"): (Choice(2, 8, variant),)}
+    monkeypatch.setattr(gemm_configs, "e4m3_table_of", lambda gpu: measured)
+    monkeypatch.setattr(gpu, "probe", lambda: GPUS["sm_90"])
+    with torch.device("meta"):
+        wide, narrow = (QuantizedWeight(128, 512, scheme=Scheme("u4", group)) for group in (128, 32))
+        x = torch.empty(8, 512, dtype=torch.bfloat16)
+    assert gemm.way_of("plain", x, wide).variant == variant != gemm.way_of("plain", x, narrow).variant
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("rows", [2, 16, 64, 65, 4096])
+def test_tiles_fit_every_gpu_and_take_whole_groups(here: Gpu, rows: int, gated: bool) -> None:
+    tile = e4m3_tile(rows, gated=gated)
+    assert fits(tile, here, gated=gated) and tile.stages >= 2
+    assert tile.depth % GROUP == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 2, 64, 65, 300, 2048])
+def test_no_gpu_multiplies_a_whole_layer_out(here: Gpu, rows: int, kind: gemm_types.Kind) -> None:
+    """Many rows are in 8 bits where tensor cores take them, else in tiles."""
+    kernel = gemm.way_of(kind, *e4m3_operands(rows, 4096, 8192)).kernel
+    native = here.capability >= (8, 9)
+    assert kernel == ("gemv" if rows == 1 else "eight_bit" if native and rows > 64 else "tiled")
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "dtype"), [(192, 64, torch.bfloat16), (256, 64, torch.float32)])
+def test_what_kernels_do_not_take_is_dequantised(here: Gpu, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    assert gemm.way_of("plain", *e4m3_operands(8, inputs, outputs, dtype)).kernel == "cublas"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [2, 64])
+def test_activations_of_few_rows_are_never_in_eight_bits(here: Gpu, rows: int, kind: gemm_types.Kind) -> None:
+    """Not even where the outputs are of no width that tiles take."""
+    assert gemm.way_of(kind, *e4m3_operands(rows, 128, 96)).kernel == "cublas"
+
+
+def test_vectors_fill_the_gpu(here: Gpu) -> None:
+    for inputs, outputs in ((4096, 2048), (4096, 151_936)):
+        blocks = e4m3_blocks(inputs, outputs)
+        assert outputs // blocks.outputs >= 2 * here.num_sms or blocks == Blocks(4, 256)
+    assert (e4m3_blocks(8960, 1536) == Blocks(2, 512, 2)) == (here.capability == (9, 0))
+
+
+@pytest.mark.parametrize("name", [name if name == "qwen2_vl_2b" else slow(name) for name in NAMES if name != "voxcpm2"])
+def test_every_layer_of_the_published_models_has_a_kernel(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(e4m3, "interpreted", lambda: False)
+    directory = make(name, tmp_path)
+    load = resolve(family_of(directory).model)
+    model = load(directory, torch.device("meta"), torch.bfloat16, "random", "fp8")
+    weights = {part.shape: where for where, part in model.decoder.named_modules() if isinstance(part, QuantizedWeight)}
+    assert weights
+    for here in GPUS.values():
+        monkeypatch.setattr(gpu, "probe", lambda here=here: here)
+        for (outputs, inputs), where in weights.items():
+            kind: gemm_types.Kind = "silu_mul" if "gate_up" in where else "plain"
+            for rows in (1, 2, 64, 128, 1024):
+                assert gemm.way_of(kind, *e4m3_operands(rows, inputs, outputs)).kernel != "cublas", (here, where)
+
+
+LOCDIT = STACKS[0]
+
+
+def row(shape: str, variant: str, us: float) -> dict[str, object]:
+    return {"shape": shape, "variant": variant, "median_us": us}
+
+
+def results(folder: Path, fastest: dict[tuple[str, int], Variant], stacks: dict[str, dict[str, float]]) -> None:
+    """gemms.json and routed.json: 10 us by the rules, 9 for the variants named, 11 for all others."""
+    rows = []
+    for stack in STACKS:
+        for part in stack.parts:
+            for count in stack.rows:
+                shape = shape_name(stack, part, count)
+                rows.append(row(shape, "rules", 10.0))
+                for variant in variants(part, count):
+                    rows.append(row(shape, str(variant), 9.0 if fastest.get((part.name, count)) == variant else 11.0))
+    (folder / "gemms.json").write_text(json.dumps({"rows": rows}))
+    rows = [row(shape, name, us) for shape, times in stacks.items() for name, us in times.items()]
+    (folder / "routed.json").write_text(json.dumps({"rows": rows}))
+
+
+def final(folder: Path) -> choose.Routes:
+    return choose.final(choose.read(folder, "gemms"), choose.read(folder, "routed"))
+
+
+def every_stack(times: dict[str, float]) -> dict[str, dict[str, float]]:
+    return {f"{stack.name}, {rows} rows": times for stack in STACKS[:-1] for rows in stack.rows}
+
+
+def part(name: str) -> Part:
+    return next(one for one in LOCDIT.parts if one.name == name)
+
+
+def test_the_table_of_the_fastest_stack_is_kept_row_by_row(tmp_path: Path) -> None:
+    gate_up = Variant(Tile(128, 128, 64, 8, 3))
+    down = Variant(Tile(64, 64, 128, 4, 4), deferred=True)
+    fastest = {("gate_up", 176): gate_up, ("gate_up", 352): gate_up, ("down", 352): down}
+    stacks = every_stack({"rules": 100.0, "split": 101.0, "deferred": 102.0})
+    stacks["locdit, 176 rows"] = {"rules": 100.0, "split": 90.0, "deferred": 95.0}
+    stacks["locdit, 352 rows"] = {"rules": 100.0, "split": 90.0, "deferred": 80.0}
+    results(tmp_path, fastest, stacks)
+    found = final(tmp_path)
+    assert found[Shape("silu_mul", 1024, 4096)] == (Choice(129, 176, gate_up), Choice(177, 352, gate_up))
+    assert found[Shape("add_norm", 4096, 1024)] == (Choice(177, 352, down),)
+    # A consumer of a deferred norm has a variant even where the rules were faster.
+    assert [choice.least for choice in found[Shape("plain", 1024, 2560)]] == [177]
+
+
+def test_the_table_is_written_as_it_reads(tmp_path: Path) -> None:
+    found = {
+        Shape("silu_mul", 1024, 4096): (Choice(129, 176, Variant(Tile(64, 64, 64, 4, 4, tma=True))),),
+        Shape("add_norm", 4096, 1024): (
+            Choice(129, 176, Variant(Tile(16, 64, 64, 4, 4, swap=True), split=4)),
+            Choice(177, 352, Variant(Tile(64, 64, 64), deferred=True)),
+        ),
+    }
+    path = tmp_path / "tables.json"
+    path.write_text(FILE.read_text())
+    for table in (found, {}, found):
+        choose.write(path, shapes=entries_of(table))
+        written = json.loads(path.read_text())
+        assert repr(gemm_tables.table_of(written.pop("shapes"))) == repr(table)
+        assert written == {key: rows for key, rows in json.loads(FILE.read_text()).items() if key != "shapes"}
+
+
+def test_choices_of_prefills_change_at_powers_of_two() -> None:
+    """WARM_TOKENS meets them all."""
+    for stack in STACKS:
+        spans = [stack.span(rows) for rows in stack.rows]
+        assert spans[0][0] == stack.least
+        assert all(least == before + 1 for (_, before), (least, _) in pairwise(spans))
+        assert all(least <= rows <= most for rows, (least, most) in zip(stack.rows, spans, strict=True))
+        if stack.name.endswith("prefill"):
+            assert all(most.bit_count() == 1 and most <= WARM_TOKENS for _, most in spans)

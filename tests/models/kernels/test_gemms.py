@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -12,13 +13,15 @@ from models.layers import block
 from models.layers.block import BlockConfig, run_blocks
 from models.layers.deferred_norm import VectorNorm
 from models.layers.fused import silu_mul
-from models.layers.kernels import gemm, gemm_configs
+from models.layers.gemm import gemm as plain_gemm
+from models.layers.kernels import gemm, gemm_configs, persistent_gemm
 from models.layers.kernels.gemm import vocabulary_tile
 from models.layers.kernels.gemm_types import Tile
+from models.layers.kernels.gpu import INTERPRETER, Gpu
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
 from models.layers.norms import add_rms_norm, rms_norm
 from models.voxcpm2.stack import Stack
-from tests.models.kernels.checking import relative_error, replayed, wide_in_place
+from tests.models.kernels.checking import relative_error, replayed, sixteen_bits, wide_in_place
 from tests.support.slow import slow
 
 EPS = 1e-5
@@ -40,8 +43,7 @@ class Operands:
     """x of rows that are not contiguous, weights of `2 * width` rows, all of the kind; `product` in float64."""
 
     def __init__(self, device: torch.device, rows: int, inputs: int = 128, width: int = 128) -> None:
-        # The interpreter has no bfloat16 arithmetic of its own; float16 takes the same paths.
-        kind = torch.bfloat16 if device.type == "cuda" else torch.float16
+        kind = sixteen_bits(device)
 
         def random(*shape: int, scale: float = 1.0) -> Tensor:
             return (torch.randn(shape, device=device) * scale).to(kind)
@@ -172,7 +174,7 @@ def test_at_size(rows: int, inputs: int, inner: int, tma: bool) -> None:
 
 def test_blocks_whose_norms_wait(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both stacks give what they give without a table; the rows that leave have their norm at once."""
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float16
+    kind = sixteen_bits(device)
     stack = Stack(BlockConfig(128, 128, 2, 1, 64, EPS), 3)
     stack.to(device, kind).requires_grad_(False)
     for name, parameter in stack.named_parameters():
@@ -212,7 +214,7 @@ def test_logits_of_few_rows(device: torch.device, rows: int, monkeypatch: pytest
     """A head over a vocabulary has a tile of its own; the interpreter's is a small one."""
     outputs = 1 << 16 if device.type == "cuda" else 192
     monkeypatch.setattr(gemm, "_VOCABULARY", outputs)
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float16
+    kind = sixteen_bits(device)
     x, weight = (torch.randn(n, 128, device=device).to(kind) for n in (rows, outputs))
     tile = vocabulary_tile(x, weight)
     assert tile is not None
@@ -220,3 +222,62 @@ def test_logits_of_few_rows(device: torch.device, rows: int, monkeypatch: pytest
     assert relative_error(tiled_gemm(x, weight, None, tile), x.double() @ weight.double().T) < LIMIT
     assert vocabulary_tile(x.repeat(33, 1), weight) is None
     assert vocabulary_tile(x, weight[:-1]) is None
+
+
+H100, A100, B200 = INTERPRETER, Gpu("A100", (8, 0), 163 << 10, 108), Gpu("B200", (10, 0), 227 << 10, 148)
+
+
+def operands(device: torch.device, rows: int, inputs: int, outputs: int) -> tuple[torch.Tensor, ...]:
+    """x whose rows are not contiguous, weight and bias."""
+    dtype = sixteen_bits(device)
+    x, weight = torch.randn(rows, 2 * inputs, device=device), torch.randn(2 * outputs, inputs, device=device)
+    return x.to(dtype)[:, inputs:], (weight * inputs**-0.5).to(dtype), torch.randn(2 * outputs, device=device).to(dtype)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 128, 300])
+def test_one_program_takes_tile_after_tile(
+    device: torch.device, rows: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = dataclasses.replace(persistent_gemm.current_gpu(), num_sms=2)
+    monkeypatch.setattr(persistent_gemm, "current_gpu", lambda: small)
+    x, weight, offset = operands(device, rows, 128, 256)
+    given = (x, weight, offset) if bias else (x, weight)
+    out = replayed(device, lambda: persistent_gemm.persistent_gemm(*given))
+    x, weight, *rest = wide_in_place(*given)
+    assert relative_error(out, plain_gemm.plain_gemm(x, weight, rest[0] if rest else None, "silu_mul")) < LIMIT
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"),
+    [(span[1] - 24, *shape) for shape, spans in persistent_gemm.SM_90_PERSISTENT.items() for span in spans],
+)
+def test_persistent_programs_at_size(rows: int, inputs: int, outputs: int) -> None:
+    x, weight, bias = operands(torch.device("cuda"), rows, inputs, outputs)
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert gemm.way_of("silu_mul", x, weight).kernel == "persistent"
+    out = replayed(x.device, lambda: persistent_gemm.persistent_gemm(x, weight, bias))
+    x, weight, bias = wide_in_place(x, weight, bias)
+    assert relative_error(out, plain_gemm.plain_gemm(x, weight, bias, "silu_mul")) < LIMIT
+
+
+@pytest.mark.parametrize(
+    ("gpu", "rows", "outputs", "dtype", "kernel"),
+    [
+        (H100, 1024, 8960, torch.bfloat16, "persistent"),
+        (H100, 2048, 8960, torch.float16, "persistent"),
+        (H100, 2049, 8960, torch.bfloat16, "cublas"),
+        (H100, 448, 8960, torch.bfloat16, "tiled"),
+        (H100, 1024, 8960, torch.float32, "cublas"),
+        (H100, 1024, 8832, torch.bfloat16, "cublas"),
+        (A100, 1024, 8960, torch.bfloat16, "cublas"),
+        (B200, 1024, 8960, torch.bfloat16, "cublas"),
+    ],
+)
+def test_where_it_was_not_measured_cublas_multiplies(
+    gpu: Gpu, rows: int, outputs: int, dtype: torch.dtype, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.layers.kernels.gpu.probe", lambda: gpu)
+    x, weight = (torch.empty(n, 1536, dtype=dtype, device="meta") for n in (rows, 2 * outputs))
+    assert gemm.way_of("silu_mul", x, weight).kernel == kernel

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from models.layers.moe import combine, expert_places, route, router_logits, spread_rows
-from tests.models.kernels.checking import relative_error, replayed, upcast
+from tests.models.kernels.checking import relative_error, replayed, sixteen_bits, upcast
 from tests.support.slow import slow
 
 WIDTH = 700
@@ -47,7 +47,7 @@ def test_places_equal_those_of_a_stable_sort(device, routing) -> None:
 
 
 def test_a_sum_is_taken_in_the_order_of_a_rows_experts_and_rounded_before_the_base_is_added(device) -> None:
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float16
+    kind = sixteen_bits(device)
     places = torch.randperm(15).view(5, 3).to(device)
     y, weights = torch.randn(15, WIDTH, device=device).to(kind), torch.rand(5, 3, device=device)
     base = torch.randn(5, WIDTH, device=device).to(kind)
@@ -83,7 +83,7 @@ def test_no_rows(device) -> None:
     [slow(5, 2048, 32), (40, 200, 4), slow(100, 512, 8), slow(600, 2048, 16), slow(1100, 64, 1)],
 )
 def test_logits_are_as_exact_as_in_float32(device, rows, width, splits) -> None:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16  # The interpreter multiplies no bfloat16.
+    dtype = sixteen_bits(device)
     x = torch.randn(rows, width + 8, device=device, dtype=dtype)[:, :width]
     weight = torch.randn(12, width, device=device)
     out = replayed(device, lambda: router_logits.kernel(x, weight))

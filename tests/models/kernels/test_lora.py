@@ -20,18 +20,13 @@ from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
 from models.layers.lora import TILE_UNITS, GemmLora, LoraLayer, LoraPair, LoraRows, StackLora, add_lora, rows_arrays
 from models.voxcpm2.stack import Stack
-from tests.models.kernels.checking import relative_error, replayed, upcast
+from tests.models.kernels.checking import relative_error, replayed, sixteen_bits, upcast
 from tests.support.slow import slow
 
 SLOTS = 5
 EPS = 1e-5
 LIMIT = 8e-3
 """Of sums and norms behind them, which bfloat16 rounds three times."""
-
-
-def half(device: torch.device) -> torch.dtype:
-    """The interpreter has no bfloat16 arithmetic of its own; float16 takes the same paths."""
-    return torch.bfloat16 if device.type == "cuda" else torch.float16
 
 
 def pair_of(device: torch.device, dtype: torch.dtype, inputs: int, widths: tuple[int, ...], rank: int) -> LoraPair:
@@ -116,7 +111,7 @@ def test_a_norm_that_waits_is_applied_to_what_the_adapters_read(device: torch.de
 
 
 def test_sixteen_bits_are_rounded_where_the_published_layer_rounds(device: torch.device) -> None:
-    kind = half(device)
+    kind = sixteen_bits(device)
     slots = [3, -1, 0, 3, 1]
     pair, rows = pair_of(device, kind, 256, (64, 32, 32), 32), rows_of(slots, device)
     x, y = (torch.randn(5 * 22, width, device=device).to(kind) for width in (256, 128))
@@ -126,29 +121,20 @@ def test_sixteen_bits_are_rounded_where_the_published_layer_rounds(device: torch
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.integers(-1, SLOTS - 1), min_size=1, max_size=70))
-def test_tiles_hold_each_unit_with_an_adapter_once(slots: list[int]) -> None:
-    arrays = rows_arrays(np.array(slots), SLOTS)
+@given(st.lists(st.integers(-1, SLOTS - 1), min_size=1, max_size=70), st.booleans())
+def test_tiles_hold_each_unit_with_an_adapter_once(slots: list[int], twice: bool) -> None:
+    """Also of a batch that stands behind itself."""
+    rows = rows_of(slots, torch.device("cpu"))
+    if twice:
+        rows, slots = rows.twice(), slots + slots
+        assert rows.slots.tolist() == slots
     seen = []
-    for first, count, slot in arrays["tiles"]:
+    for first, count, slot in rows.tiles.tolist():
         assert 0 <= count <= TILE_UNITS
-        units = arrays["order"][first : first + count]
+        units = rows.order[first : first + count].tolist()
         assert all(slots[unit] == slot for unit in units)
-        seen += list(units)
+        seen += units
     assert sorted(seen) == [unit for unit, slot in enumerate(slots) if slot >= 0]
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(-1, SLOTS - 1), min_size=1, max_size=20))
-def test_a_batch_behind_itself_uses_the_same_adapters(slots: list[int]) -> None:
-    twice = rows_of(slots, torch.device("cpu")).twice()
-    assert twice.slots.tolist() == slots + slots
-    seen = [
-        (unit, slot)
-        for first, count, slot in twice.tiles.tolist()
-        for unit in twice.order[first : first + count].tolist()
-    ]
-    assert sorted(seen) == [(unit, slot) for unit, slot in enumerate(slots + slots) if slot >= 0]
 
 
 FUSED = [
@@ -177,7 +163,7 @@ class AdaptedGemm:
     def __init__(
         self, device: torch.device, slots: list[int], unit: int, widths: tuple[int, ...], *, twice: bool
     ) -> None:
-        kind = half(device)
+        kind = sixteen_bits(device)
         pair, rows = pair_of(device, kind, 128, widths, 16), rows_of(slots, device)
         self.slots, self.unit = slots * (2 if twice else 1), unit
         self.lora = GemmLora(pair, rows.twice() if twice else rows)
@@ -296,7 +282,7 @@ def test_adapters_of_any_batch_by_any_kernel(device: torch.device, slots: list[i
 @pytest.mark.parametrize("deferred", [slow(True, id="deferred"), slow(False, id="split")])
 def test_a_stack_whose_gemms_add_adapters(device: torch.device, deferred: bool) -> None:
     """Its last layer keeps 4 of 11 rows of a unit. Against the same weights in float64, and units one by one."""
-    kind, slots = half(device), [-1, 0, 0, 2, 4]
+    kind, slots = sixteen_bits(device), [-1, 0, 0, 2, 4]
     stack = Stack(BlockConfig(128, 128, 2, 1, 64, EPS), 3).to(device, kind).requires_grad_(False)
     for name, parameter in stack.named_parameters():
         if name.endswith("norm.weight"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
@@ -11,15 +12,28 @@ from torch import Tensor
 
 from models.layers.precision import Precision
 from models.voxcpm2 import audio_vae, vae_layers
-from models.voxcpm2.audio_vae import CodecDecoder
+from models.voxcpm2.audio_vae import AudioVAE, CodecDecoder
+from models.voxcpm2.config import AudioVAEConfig
 from models.voxcpm2.kernels.vae import UnitTile
-from models.voxcpm2.vae_layers import residual_unit, snake_samples, snake_upsample
-from models.voxcpm2.vae_weights import round_product_weights
+from models.voxcpm2.vae_layers import Streams, residual_unit, snake_samples, snake_upsample
+from models.voxcpm2.vae_weights import randomise_audio_vae, round_product_weights
 from tests.models.kernels.checking import poisoned_allocations, relative_error, wide_in_place
-from tests.support.codec import PUBLISHED, decibels, latents, random_codec, streamed
 from tests.support.slow import slow
 
-SMALL = replace(PUBLISHED, encoder_dim=8, encoder_rates=(2,), decoder_dim=128, decoder_rates=(5, 2))
+SMALL = AudioVAEConfig(
+    encoder_dim=8,
+    encoder_rates=(2,),
+    latent_dim=64,
+    decoder_dim=128,
+    decoder_rates=(5, 2),
+    sr_bin_boundaries=(20000, 30000, 40000),
+    sample_rate=16000,
+    out_sample_rate=48000,
+)
+FRAMES_A_STEP = 4
+LOUDNESS = 0.1
+"""Root mean square of the output to which the last convolution is scaled: as loud as speech, where tanh is nearly
+linear."""
 LIMITS: dict[Precision, float] = {"ieee": 1e-6, "tf32": 1e-3, "float16": 1e-3}
 """Of the error relative to the whole result. Operands of 10 mantissa bits (TF32, float16) are off by 2^-11 = 5e-4 at
 most each, in random directions."""
@@ -52,58 +66,45 @@ def memory_of(table: Tensor, width: int, pad: int) -> Tensor:
     return table[:, 10 : 10 + width * pad].unflatten(1, (width, pad))
 
 
-def check_unit(rows, width, length, dilation, device, precision, limit, tile=None) -> None:
-    x, alpha_in, weight, bias, alpha_out, *pointwise = unit_inputs(rows, width, length, device)
-    pad = 6 * dilation
+def check(op: Any, arguments: Sequence[Any], pad: int, limit: float, narrow: int | None = None, **how: Any) -> None:
+    """In one piece, and with a stream's memory of `pad` values. narrow: the argument that products read in less than
+    32 bits."""
+    device, (rows, width, _) = arguments[0].device, arguments[0].shape
     table = torch.randn(rows + 3, 20 + width * pad, device=device)
     slots = torch.randperm(rows + 3, device=device)[:rows]
-    given = (x, alpha_in, weight, bias, dilation, alpha_out, operand(pointwise[0], precision), pointwise[1])
-    arguments = (x, alpha_in, weight, bias, dilation, alpha_out, *pointwise)
+    given = list(arguments)
+    if narrow is not None:
+        given[narrow] = operand(given[narrow], how["precision"])
     wide_table = table.double()
-    expected = residual_unit.reference(*wide_in_place(*arguments), (memory_of(wide_table, width, pad), slots))
+    expected = op.reference(*wide_in_place(*arguments), (memory_of(wide_table, width, pad), slots))
     with poisoned_allocations():
-        out = residual_unit.kernel(*given, (memory_of(table, width, pad), slots), precision=precision, unit_tile=tile)
-        fresh = residual_unit.kernel(*given, precision=precision, unit_tile=tile)
+        out = op.kernel(*given, (memory_of(table, width, pad), slots), **how)
+        fresh = op.kernel(*given, **how)
     assert relative_error(out, expected) < limit
     assert relative_error(table, wide_table) < 1e-6
-    assert relative_error(fresh, residual_unit.reference(*wide_in_place(*arguments))) < limit
+    assert relative_error(fresh, op.reference(*wide_in_place(*arguments))) < limit
 
 
-def check_upsample(rows, width, length, stride, device, precision, limit) -> None:
+def check_unit(rows, width, length, dilation, device, precision, tile=None) -> None:
+    inputs = unit_inputs(rows, width, length, device)
+    how = {"precision": precision, "unit_tile": tile}
+    check(residual_unit, (*inputs[:4], dilation, *inputs[4:]), 6 * dilation, LIMITS[precision], narrow=6, **how)
+
+
+def check_upsample(rows, width, length, stride, device, precision) -> None:
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, device=device)
 
     x, scale, shift, alpha = random(rows, width, length), random(width), random(width), positive(width, device=device)
     weight, bias = random(width, width // 2, 2 * stride) * width**-0.5, random(width // 2)
-    table = random(rows + 3, 20 + width)
-    slots = torch.randperm(rows + 3, device=device)[:rows]
-    wide_table = table.double()
-
     arguments = (x, scale, shift, alpha, weight, bias, stride)
-    given = (x, scale, shift, alpha, operand(weight, precision), bias, stride)
-    expected = snake_upsample.reference(*wide_in_place(*arguments), (memory_of(wide_table, width, 1), slots))
-    with poisoned_allocations():
-        out = snake_upsample.kernel(*given, (memory_of(table, width, 1), slots), precision=precision)
-        fresh = snake_upsample.kernel(*given, precision=precision)
-    assert relative_error(out, expected) < limit
-    assert relative_error(table, wide_table) < 1e-6
-    assert relative_error(fresh, snake_upsample.reference(*wide_in_place(*arguments))) < limit
+    check(snake_upsample, arguments, 1, LIMITS[precision], narrow=4, precision=precision)
 
 
 def check_samples(rows, width, length, device) -> None:
     x, alpha = torch.randn(rows, width, length, device=device), positive(width, device=device)
     weight, bias = torch.randn(1, width, 7, device=device) * (7 * width) ** -0.5, torch.randn(1, device=device)
-    table = torch.randn(rows + 3, 20 + 6 * width, device=device)
-    slots = torch.randperm(rows + 3, device=device)[:rows]
-    wide_table = table.double()
-    arguments = (x, alpha, weight, bias)
-    expected = snake_samples.reference(*wide_in_place(*arguments), (memory_of(wide_table, width, 6), slots))
-    with poisoned_allocations():
-        out = snake_samples.kernel(*arguments, (memory_of(table, width, 6), slots))
-        fresh = snake_samples.kernel(*arguments)
-    assert relative_error(out, expected) < 1e-6
-    assert relative_error(table, wide_table) < 1e-6
-    assert relative_error(fresh, snake_samples.reference(*wide_in_place(*arguments))) < 1e-6
+    check(snake_samples, (x, alpha, weight, bias), 6, 1e-6)
 
 
 def test_tf32_products_keep_the_strength_of_a_signal(device) -> None:
@@ -122,7 +123,7 @@ def test_tf32_products_keep_the_strength_of_a_signal(device) -> None:
     [slow(32, 40, 1), (32, 20, 9), *(slow(*size) for size in [(64, 24, 3), (96, 70, 9), (128, 8, 1), (256, 5, 3)])],
 )
 def test_residual_unit_tiny(device, width, length, dilation, precision) -> None:
-    check_unit(2, width, length, dilation, device, precision, LIMITS[precision])
+    check_unit(2, width, length, dilation, device, precision)
 
 
 @pytest.mark.parametrize("dilation", [slow(1), slow(3), 9])
@@ -131,13 +132,13 @@ def test_residual_unit_tiny(device, width, length, dilation, precision) -> None:
     "tile", [slow(UnitTile(16, 32, 1, 4, True)), UnitTile(32, 32, 4, 4, False), slow(UnitTile(64, 32, 2, 4, True))]
 )
 def test_walks_of_a_residual_unit(device, dilation, length, tile) -> None:
-    check_unit(2, 32, length, dilation, device, "float16", LIMITS["float16"], tile)
+    check_unit(2, 32, length, dilation, device, "float16", tile)
 
 
 @pytest.mark.parametrize("precision", get_args(Precision))
 @pytest.mark.parametrize(("width", "length", "stride"), [slow(64, 4, 8), (32, 12, 5), slow(64, 24, 2), slow(96, 3, 6)])
 def test_upsample_tiny(device, width, length, stride, precision) -> None:
-    check_upsample(3, width, length, stride, device, precision, LIMITS[precision])
+    check_upsample(3, width, length, stride, device, precision)
 
 
 @pytest.mark.parametrize(("width", "length"), [slow(32, 1), (32, 5), slow(64, 70), slow(96, 64)])
@@ -174,6 +175,36 @@ def test_parts_of_a_signal_equal_the_whole(device, precision) -> None:
         memory = torch.zeros(2, 64, 6 * dilation, device=device), torch.tensor([1, 0], device=device)
         parts = [residual_unit.kernel(part, *given, memory, precision=precision) for part in x.split(16, dim=-1)]
         torch.testing.assert_close(torch.cat(parts, -1), whole, rtol=1e-5, atol=1e-5)
+
+
+def random_codec(config: AudioVAEConfig, seed: int) -> AudioVAE:
+    """Random weights that keep a signal's scale through the decoder, and give an output as loud as LOUDNESS."""
+    vae = AudioVAE(config).requires_grad_(False)
+    randomise_audio_vae(vae, seed)
+    last = vae.decoder.last
+    quiet = vae.decoder(latents(config, 1, FRAMES_A_STEP, seed))
+    last.weight.mul_(LOUDNESS / float(quiet.std()))
+    last.bias.zero_()
+    return vae
+
+
+def latents(config: AudioVAEConfig, rows: int, frames: int, seed: int) -> Tensor:
+    return torch.randn(rows, config.latent_dim, frames, generator=torch.Generator().manual_seed(seed))
+
+
+def streamed(decoder: CodecDecoder, z: Tensor) -> Tensor:
+    """Samples [rows, T * hop] of z [rows, latent_dim, T], FRAMES_A_STEP at a time, as they are served."""
+    rows = z.shape[0]
+    memory = torch.zeros(rows, decoder.memory_size, dtype=z.dtype, device=z.device)
+    streams = Streams(memory, torch.arange(rows, device=z.device))
+    return torch.cat([decoder(part, streams)[:, 0] for part in z.split(FRAMES_A_STEP, dim=-1)], dim=-1)
+
+
+def decibels(audio: Tensor, reference: Tensor) -> float:
+    """Signal-to-noise ratio; infinite for equal signals."""
+    audio, reference = audio.double().cpu(), reference.double().cpu()
+    noise = float((audio - reference).norm())
+    return 20 * math.log10(float(reference.norm()) / noise) if noise else math.inf
 
 
 @pytest.fixture
@@ -222,7 +253,7 @@ def test_a_streamed_decoder_equals_the_reference_in_one_pass(decoder, device, pr
 @pytest.mark.parametrize("dilation", [1, 3, 9])
 @pytest.mark.parametrize(("width", "length"), [(1024, 32), (512, 192), (256, 960), (128, 1920), (64, 3840), (32, 7680)])
 def test_residual_unit(rows, width, length, dilation, precision) -> None:
-    check_unit(rows, width, length, dilation, torch.device("cuda"), precision, LIMITS[precision])
+    check_unit(rows, width, length, dilation, torch.device("cuda"), precision)
 
 
 @pytest.mark.gpu
@@ -233,7 +264,7 @@ def test_residual_unit(rows, width, length, dilation, precision) -> None:
     [(2048, 4, 8), (1024, 32, 6), (512, 192, 5), (256, 960, 2), (128, 1920, 2), (64, 3840, 2)],
 )
 def test_upsample(rows, width, length, stride, precision) -> None:
-    check_upsample(rows, width, length, stride, torch.device("cuda"), precision, LIMITS[precision])
+    check_upsample(rows, width, length, stride, torch.device("cuda"), precision)
 
 
 @pytest.mark.gpu

@@ -1,23 +1,26 @@
-"""Which compiled variants of the kernels a number of rows can ask for: those that powers of two of rows have asked for.
-
-Launches are captured, not run: on the meta device, with what Triton would compile a kernel by. The shapes are those of
-the published models.
-"""
+"""Which compiled variants a number of rows can ask for, and whether all of them fit their GPUs."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import json
+import os
 import pkgutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import triton
 from torch import Tensor
 
 import models.layers.kernels
 import models.voxcpm2.kernels
 from benchmarks.kernels import gemms
+from benchmarks.kernels.compile import MOST_REGISTERS, OUT, Made, summary
 from benchmarks.kernels.launch_cases import (
     CASES,
     experts,
@@ -27,11 +30,14 @@ from benchmarks.kernels.launch_cases import (
     rotations_of_normed_heads,
     stack,
 )
+from benchmarks.kernels.offline import ARCHITECTURES
 from models.layers.kernels import gemm_configs, gpu
 from models.layers.kernels.gemm_types import Choice, Shape
+from models.layers.kernels.gpu import named
 from service.engine.chat import step_kernels
 from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS
 from service.graphs.buckets import powers_of_two
+from tests.support.processes import ROOT
 from tests.support.slow import slow
 
 MOST_ROWS = 160
@@ -144,3 +150,43 @@ def test_warm_tokens_and_sequences_meet_every_variant_of_a_prefill(variants: set
     for tokens in (*range(1, 200), 1000, 1024, 2047, 2048, 8192):
         prefill(tokens, 1 + tokens % 64)
         assert variants == warmed, f"{tokens} tokens: {variants - warmed}"
+
+
+RECORDED = json.loads((ROOT / OUT).read_text())
+SECONDS = 1500
+"""A busy machine takes many times the 6 minutes of an idle one with 2 cores."""
+
+
+@pytest.mark.parametrize("version", RECORDED)
+def test_everything_that_was_compiled_fits(version: str) -> None:
+    limits = {named(gpu.capability): gpu.shared_memory for gpu in ARCHITECTURES}
+    for name, found in RECORDED[version].items():
+        assert found["shared_limit"] == limits[name]
+        for kernel, made in found["by_kernel"].items():
+            assert made["shared"] <= limits[name], f"{kernel} on {name}"
+            assert made["registers"] <= MOST_REGISTERS, f"{kernel} on {name}"
+
+
+def test_what_does_not_fit_is_a_fault() -> None:
+    ada = next(gpu for gpu in ARCHITECTURES if gpu.capability == (8, 9))
+    assert not list(Made("fits", 99 << 10, 255, 8, 128).faults(ada))
+    assert len(list(Made("too much memory", (99 << 10) + 1, 32, 0, 128).faults(ada))) == 1
+    assert len(list(Made("too many registers", 0, 160, 0, 512).faults(ada))) == 1
+    assert summary("hash", [Made("a", 10, 20, 0, 128), Made("b", 30, 10, 8, 128)]) == {
+        "hash": "hash", "configurations": 2, "shared": 30, "registers": 20, "spilling": 1, "stack": 8
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
+def test_kernels_that_changed_compile(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    found = tmp_path / "compiled.json"
+    found.write_text((ROOT / OUT).read_text())
+    # Of another Triton all have changed: one configuration of each then.
+    which = ["--update", "--out", found] if triton.__version__ in RECORDED else ["--changed"]
+    # The others take most of an hour: `make compile-kernels`.
+    command = [sys.executable, "-m", "benchmarks.kernels.compile", "--gpu", "sm_80", "sm_90", *which]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr

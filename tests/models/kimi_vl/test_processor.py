@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from copy import copy
@@ -11,17 +12,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tokenizers import Regex, pre_tokenizers
 
-from models.interfaces.errors import InputError
-from models.interfaces.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
+from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.media import VideoFrames, VideoMetadata
 from models.kimi_vl.pictures import ImageSettings
 from models.kimi_vl.processor import PUBLISHED_TEMPLATE, KimiVLProcessor, load_processor
+from models.kimi_vl.tokenizer import SPLIT_PATTERN, load_tokenizer
 from models.text.chat_template import ChatTemplate
 from tests.models.families.family import FAMILIES
-from tests.support.prompts import prompt_of
+from tests.support.prompts import prompt_of, say
+from tests.support.rows import rows
 from tests.support.slow import slow
 
 PATCH = 14
@@ -70,8 +75,8 @@ def clip(frames: int, fps: float = 10.0, width: int = 84, height: int = 56) -> V
 )
 def test_grids_of_the_reference(size: tuple[int, int], small: tuple[int, int], large: tuple[int, int]) -> None:
     """Instruct and the first Thinking model allow 4096 patches, Thinking-2506 allows 16384."""
-    for limit, (rows, columns) in ((4096, small), (16384, large)):
-        assert grid(*size, limit) == (rows, columns)
+    for limit, expected in ((4096, small), (16384, large)):
+        assert grid(*size, limit) == expected
 
 
 def grid(width: int, height: int, limit: int) -> tuple[int, int] | None:
@@ -167,10 +172,8 @@ def test_a_video_is_its_frames_as_pictures() -> None:
     video = owner.video(VideoFrames(frames, (0, 1, 2), (0.0, 1.0, 2.0), metadata))
     pictures = [owner.image(Image.fromarray(frame), detail="low") for frame in frames]
     assert video.num_sequences == 3 and video.num_embeds == sum(picture.num_embeds for picture in pictures)
-    spoken = ContentPart(text="what is this ?")
-    as_video = prompt_of(owner, [ChatMessage("user", (ContentPart(item=0), spoken))], [video])
-    parts = (*(ContentPart(item=index) for index in range(3)), spoken)
-    as_pictures = prompt_of(owner, [ChatMessage("user", parts)], pictures)
+    as_video = prompt_of(owner, [say("user", 0, "what is this ?")], [video])
+    as_pictures = prompt_of(owner, [say("user", 0, 1, 2, "what is this ?")], pictures)
     assert np.array_equal(as_video.token_ids, as_pictures.token_ids)
     assert [run.start for run in as_video.placeholders] == [run.start for run in as_pictures.placeholders]
     assert {run.item for run in as_video.placeholders} == {0}
@@ -226,16 +229,16 @@ def test_the_template_in_the_code_renders_as_the_published_one(turns: list[tuple
     for role, pieces in turns:
         parts = []
         for piece in pieces:
-            parts.append(ContentPart(text=piece) if isinstance(piece, str) else ContentPart(item=count))
+            parts.append(piece if isinstance(piece, str) else count)
             count += isinstance(piece, int)
-        messages.append(ChatMessage(role, tuple(parts)))
+        messages.append(say(role, *parts))
     chats = [owner.apply_chat_template(messages, ["image"] * count, options={}) for owner in (golden, own)]
     assert chats[0].token_ids.tolist() == chats[1].token_ids.tolist()
     assert chats[0].placeholders == chats[1].placeholders and len(chats[0].placeholders) == count
 
 
 def test_the_template_is_that_of_the_files(tmp_path: Path) -> None:
-    said = ChatMessage("user", (ContentPart(text="x"), ContentPart(item=0)))
+    said = say("user", "x", 0)
     item = processor().image(blank(56, 28))
     usual = prompt_of(of(tmp_path), [said], [item]).token_ids.tolist()
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
@@ -258,7 +261,69 @@ def test_a_long_video_leaves_a_tenth_of_the_context_free(width: int, height: int
     indices = owner.sample_video(metadata, fps=None, max_frames=10**6)
     frames = (np.zeros((height, width, 3), dtype=np.uint8),) * len(indices)
     item = owner.video(VideoFrames(frames, tuple(indices), tuple(map(float, indices)), metadata))
-    prompt = prompt_of(owner, [ChatMessage("user", (ContentPart(item=0),))], [item])
+    prompt = prompt_of(owner, [say("user", 0)], [item])
     spare = owner.context_length - len(prompt.token_ids)
     each = len(prompt.token_ids) // len(indices)
     assert 0.1 * owner.context_length - each - 40 < spare <= 0.1 * owner.context_length + each
+
+
+TOKENIZER = load_tokenizer(DIRECTORY)
+TIKTOKEN = tiktoken.Encoding(
+    "kimi",
+    pat_str=SPLIT_PATTERN,
+    mergeable_ranks={token: rank for rank, token in enumerate(TOKENIZER.ranks)},
+    special_tokens=dict(TOKENIZER.special_ids),
+)
+_PIECES = [
+    *("the", " hello", "HTTP", "don't", "'LL", "12345", "你好", "世界", "한국어", "ʰ", "ǅ"),
+    *("é", "\u0301", "🙂", "\r\n"),
+]
+ANY_TEXT = st.one_of(st.text(max_size=60), st.lists(st.sampled_from(_PIECES) | st.text(max_size=3)).map("".join))
+
+
+@settings(max_examples=100, deadline=None)
+@given(ANY_TEXT)
+def test_equals_tiktoken(text: str) -> None:
+    text = text.encode("utf-8", "ignore").decode()
+    assert TOKENIZER.encode_plain(text) == TIKTOKEN.encode(text, disallowed_special=())
+    assert TOKENIZER.decode(TOKENIZER.encode_plain(text)) == text.encode()
+
+
+def test_text_is_split_as_the_published_pattern_says() -> None:
+    """Written out by hand: the comparison with tiktoken uses our pattern on both sides."""
+    for pieces in rows(__file__, "split.jsonl"):
+        split = pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated").pre_tokenize_str("".join(pieces))
+        assert [piece for piece, _ in split] == pieces
+
+
+@pytest.mark.parametrize("case", json.loads((DIRECTORY / "tokenizer_cases.json").read_text()))
+def test_golden_cases(case: dict) -> None:
+    assert TOKENIZER.encode_plain(case["text"]) == case["ids"]
+
+
+def test_special_ids_give_no_bytes() -> None:
+    end = TOKENIZER.special_ids["<|im_end|>"]
+    assert TOKENIZER.decode([*TOKENIZER.encode_plain("a"), end, *TOKENIZER.encode_plain("b")]) == b"ab"
+
+
+def test_long_runs_are_cut_and_nothing_is_lost() -> None:
+    text = "x" * 60_000 + " " * 30_000 + "y"
+    assert TOKENIZER.decode(TOKENIZER.encode_plain(text)) == text.encode()
+
+
+@pytest.mark.parametrize("content", ["AA== 1\n", "AA==\n", "?? 0\n", "AA== 0\n"])
+def test_broken_rank_files_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tiktoken.model").write_text(content)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tiktoken\.model"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_rank_file_without_one_of_the_single_bytes_is_refused(tmp_path: Path) -> None:
+    """Text with that byte would lose it without a word."""
+    tokens = [*(bytes([value]) for value in range(255)), b"ab"]
+    lines = (f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(tokens))
+    (tmp_path / "tiktoken.model").write_text("\n".join(lines))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tiktoken\.model.*0xff"):
+        load_tokenizer(tmp_path)

@@ -1,4 +1,4 @@
-"""The CPU references of attention against naive float64 loops, on buffers poisoned with NaN."""
+"""Attention of every kind against naive float64 loops and formulas, on buffers poisoned with NaN."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
+from models.checkpoints.checkpoint import fill_random
 from models.layers.attention import cached_attention, dense_attention, paged_decode_attention, varlen_attention
-from models.layers.kv_cache import CacheSpec
-from models.layers.rotary import rotate_half_split
+from models.layers.gated_attention import GatedAttention
+from models.layers.kv_cache import CacheSpec, PagedBatch
+from models.layers.mla import LatentAttention, LatentAttentionConfig, half_split_rows
+from models.layers.mlp import SwiGLU
+from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
+from models.layers.norms import RMSNorm, rms_norm
+from models.layers.rotary import inverse_frequencies, rotary_cos_sin, rotate_half_split
 from tests.support.paged import PagedCache
+from tests.support.rotation import rotate_interleaved
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None) -> Tensor:
@@ -150,3 +157,133 @@ def test_a_picture_costs_the_same_in_a_batch(pictures: int) -> None:
         varlen_attention(q, q, q, segments, segments)
     calls = [event for event in profile.events() if event.name == "aten::scaled_dot_product_attention"]
     assert [call.input_shapes[0] for call in calls] == [[1, heads, patches, width]] * pictures
+
+
+HIDDEN, HEADS, KV_HEADS, WIDTH, ROTATED, EPS = 24, 4, 2, 16, 4, 1e-6
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight
+
+
+def rotated(x: Tensor) -> Tensor:
+    """The first ROTATED values of each head [rows, heads, WIDTH] by its row's number."""
+    out = x.clone()
+    for row in range(len(x)):
+        for j in range(ROTATED // 2):
+            angle = torch.tensor(row / 100.0 ** (2 * j / ROTATED), dtype=torch.float64)
+            a, b = x[row, :, j], x[row, :, j + ROTATED // 2]
+            out[row, :, j] = a * angle.cos() - b * angle.sin()
+            out[row, :, j + ROTATED // 2] = b * angle.cos() + a * angle.sin()
+    return out
+
+
+def test_gated_attention() -> None:
+    rows = 7
+    layer = GatedAttention(HIDDEN, HEADS, KV_HEADS, WIDTH, EPS).requires_grad_(False)
+    fill_random(layer, 0)
+    x = torch.randn(rows, HIDDEN)
+    caches = [CacheSpec({"k": (KV_HEADS, WIDTH), "v": (KV_HEADS, WIDTH)}).allocate(2, 16, x.device, x.dtype)]
+    bounds = torch.tensor([0, rows], dtype=torch.int32)
+    batch = PagedBatch(caches, 16, 16 + torch.arange(rows), cu_seqlens_q=bounds, cu_seqlens_k=bounds)
+    rotary = rotary_cos_sin(torch.arange(rows), inverse_frequencies(ROTATED, 100.0))
+    out = layer(x, rotary, 0, batch)
+
+    q_and_gate, k, v = (x.double() @ layer.qkv.weight.double().T).split(
+        [2 * HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH], dim=1
+    )
+    q, gate = q_and_gate.view(rows, HEADS, 2, WIDTH).unbind(2)
+    q = rotated(normed(q, layer.q_norm.weight.double()))
+    k = rotated(normed(k.view(rows, KV_HEADS, WIDTH), layer.k_norm.weight.double()))
+    v = v.view(rows, KV_HEADS, WIDTH)
+    expected = torch.zeros(rows, HEADS, WIDTH, dtype=torch.float64)
+    for row in range(rows):
+        for head in range(HEADS):
+            shared = head // (HEADS // KV_HEADS)
+            weights = torch.softmax(k[: row + 1, shared] @ q[row, head] / WIDTH**0.5, dim=0)
+            expected[row, head] = weights @ v[: row + 1, shared] / (1 + torch.exp(-gate[row, head]))
+    torch.testing.assert_close(out.double(), expected.flatten(1), rtol=0, atol=1e-6)
+
+
+def test_a_float32_weight_multiplies_before_the_only_rounding() -> None:
+    x, norm = torch.randn(3, 64).bfloat16(), RMSNorm(64, EPS, float32=True)
+    assert norm.float32_parameters == {"weight"} and not RMSNorm(64, EPS).float32_parameters
+    weight = 1 + 1e-3 * torch.randn(64)
+    expected = normed(x.double(), weight.double()).bfloat16()
+    assert torch.equal(rms_norm(x, weight, EPS), expected)
+    assert not torch.equal(rms_norm(x, weight.bfloat16(), EPS), expected)
+
+
+def test_the_shared_expert_has_its_gate() -> None:
+    shared, gate = SwiGLU(HIDDEN, 16), nn.Linear(HIDDEN, 1, bias=False)
+    layer = MixtureOfExperts(SoftmaxRouter(HIDDEN, 4, 2), Experts(4, HIDDEN, 8), shared, gate).requires_grad_(False)
+    fill_random(layer, 0)
+    x = torch.randn(5, HIDDEN)
+    routed = MixtureOfExperts(layer.router, layer.experts)(x)
+    expected = routed + shared(x) / (1 + torch.exp(-gate(x)))
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-6)
+
+
+CONFIG = LatentAttentionConfig(hidden_size=48, num_heads=3, rank=20, nope_dim=12, rope_dim=8, value_dim=10)
+
+
+def _rotary(start: int, stop: int) -> tuple[Tensor, Tensor]:
+    return rotary_cos_sin(torch.arange(start, stop), inverse_frequencies(CONFIG.rope_dim, 10000.0))
+
+
+def test_absorbed_decode_equals_unabsorbed_prefill() -> None:
+    layer = LatentAttention(CONFIG).requires_grad_(False)
+    fill_random(layer, 0)
+    x = torch.randn(23, CONFIG.hidden_size, generator=torch.Generator().manual_seed(1))
+    whole = PagedCache([CONFIG.cache_spec], page_size=4)
+    sequence = whole.new_sequence(23)
+    expected = layer(x, _rotary(0, 23), 0, whole.batch(prefills=[(sequence, 23)]))
+    stepwise = PagedCache([CONFIG.cache_spec], page_size=4)
+    sequence = stepwise.new_sequence(23)
+    outputs = [layer(x[:9], _rotary(0, 9), 0, stepwise.batch(prefills=[(sequence, 9)]))]
+    outputs.append(layer(x[9:15], _rotary(9, 15), 0, stepwise.batch(prefills=[(sequence, 6)])))
+    for row in range(15, 23):
+        outputs.append(layer(x[row : row + 1], _rotary(row, row + 1), 0, stepwise.batch(decodes=[sequence])))
+    torch.testing.assert_close(torch.cat(outputs), expected, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.002])
+def test_prefill_against_float64(scale: float) -> None:
+    """Latents of the small scale show the norm's eps, 1e-6 whatever rms_norm_eps says."""
+    layer = LatentAttention(CONFIG).requires_grad_(False)
+    fill_random(layer, 3)
+    x = scale * torch.randn(11, CONFIG.hidden_size, generator=torch.Generator().manual_seed(4))
+    cache = PagedCache([CONFIG.cache_spec], page_size=4)
+    actual = layer(x, _rotary(0, 11), 0, cache.batch(prefills=[(cache.new_sequence(11), 11)]))
+    exact = LatentAttention(CONFIG).double().requires_grad_(False)
+    exact.load_state_dict({name: value.double() for name, value in layer.state_dict().items()})
+    upcast = x.double()
+    q = exact.q(upcast).view(11, CONFIG.num_heads, -1)
+    latent, k_rope = exact.kv_down(upcast).split((CONFIG.rank, CONFIG.rope_dim), -1)
+    latent = latent / (latent.square().mean(-1, keepdim=True) + 1e-6).sqrt() * exact.latent_norm.weight
+    up = exact.kv_up(latent).view(11, CONFIG.num_heads, -1)
+    cos, sin = (table.double() for table in _rotary(0, 11))
+    q_rope = rotate_half_split(q[..., CONFIG.nope_dim :], cos, sin).double()
+    k_rope = rotate_half_split(k_rope[:, None], cos, sin).double().expand(-1, CONFIG.num_heads, -1)
+    queries = torch.cat((q[..., : CONFIG.nope_dim], q_rope), -1)
+    keys = torch.cat((up[..., : CONFIG.nope_dim], k_rope), -1)
+    scores = torch.einsum("qhd,khd->hqk", queries, keys) * CONFIG.scale
+    scores = scores.masked_fill(torch.ones(11, 11).triu(1).bool(), -torch.inf)
+    attended = torch.einsum("hqk,khv->qhv", scores.softmax(-1), up[..., CONFIG.nope_dim :])
+    assert (actual.double() - exact.out(attended.flatten(1))).abs().max() < 2e-5
+
+
+def test_half_split_order_keeps_scores() -> None:
+    weight = torch.randn(2 * (5 + 8), 16, generator=torch.Generator().manual_seed(5))
+    permuted = weight.clone()
+    half_split_rows(permuted, head_rows=13, rope_rows=8)
+    x = torch.randn(6, 16, generator=torch.Generator().manual_seed(6))
+    cos, sin = _rotary(0, 6)
+    before = (x @ weight.T).view(6, 2, 13)
+    after = (x @ permuted.T).view(6, 2, 13)
+    assert torch.equal(before[..., :5], after[..., :5])
+    interleaved = rotate_interleaved(before[..., 5:], cos, sin)
+    halves = rotate_half_split(after[..., 5:], cos, sin)
+    torch.testing.assert_close(
+        torch.einsum("qhd,khd->hqk", interleaved, interleaved), torch.einsum("qhd,khd->hqk", halves, halves)
+    )

@@ -1,4 +1,4 @@
-"""Attention of one segment as dense attention of lengthened heads equals attention of segments."""
+"""Dense attention of one segment, and of equal segments, equals attention of segments; who gets a bucket for it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ from models.layers.dense_segments import (
     attend_lengthened,
     attend_packed,
     dense_buckets,
+    exact_buckets,
     far,
     lengthen,
     one_segment_buckets,
 )
 from models.layers.packed import rotate_packed
-from tests.models.kernels.checking import relative_error, replayed, upcast
+from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 from tests.support.one_segment import allow_one_segment
 from tests.support.one_segment import taken as taken
 
 HEADS = 3
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
+
+
+@pytest.fixture(autouse=True)
+def nothing_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense_segments, "_refused", set())
 
 
 def inputs(rows: int, padding: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -36,11 +42,12 @@ def inputs(rows: int, padding: int, width: int, dtype: torch.dtype) -> tuple[Ten
     return qkv, angles.cos(), angles.sin(), torch.tensor([0, rows], dtype=torch.int32)
 
 
-def reference(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor:
+def reference(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens: Tensor) -> Tensor:
     """In float64, of the rotated queries and keys as they are rounded."""
     turned = qkv.clone()
-    rotate_packed.reference(turned, 2 * HEADS, cos, sin)
-    q, k, v = (x.nan_to_num() for x in upcast(turned)[0].chunk(3, dim=1))
+    if rotary is not None:
+        rotate_packed.reference(turned, 2 * HEADS, *rotary)
+    q, k, v = (x.nan_to_num() for x in wide_in_place(turned)[0].chunk(3, dim=1))
     return varlen_attention.reference(q, k, v, cu_seqlens, cu_seqlens, qkv.shape[2] ** -0.5, False)
 
 
@@ -49,7 +56,7 @@ def reference(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tens
 @pytest.mark.parametrize(("rows", "padding"), [(37, 0), (37, 1), (37, 91), (1, 3), (0, 4)])
 def test_it_equals_attention_of_segments(rows, padding, width, dtype) -> None:
     qkv, *rest = inputs(rows, padding, width, dtype)
-    expected = reference(qkv, *rest)
+    expected = reference(qkv, rest[:2], rest[2])
     out = attend_lengthened(qkv, *rest)
     assert out.shape == (rows + padding, HEADS, width) and out.dtype == dtype
     assert not out[rows:].any()
@@ -71,7 +78,7 @@ def test_the_weight_of_padding_is_nothing_even_beside_far_lower_scores(dtype) ->
 
 def test_one_segment_over_whole_rows_takes_it_and_nothing_else_does(taken) -> None:
     qkv, cos, sin, ends = inputs(50, 14, 16, torch.float32)
-    expected = reference(qkv, cos, sin, ends)
+    expected = reference(qkv, (cos, sin), ends)
     torch.testing.assert_close(attend_packed(qkv.clone(), (cos, sin), ends, 64).double(), expected, atol=1e-5, rtol=0)
     assert taken == [64]
     two = torch.tensor([0, 20, 50], dtype=torch.int32)
@@ -98,7 +105,7 @@ def test_a_refusal_falls_back_and_is_logged_once(monkeypatch, caplog) -> None:
 
     monkeypatch.setattr(dense_segments, "attend_lengthened", refuse)
     qkv, cos, sin, ends = inputs(50, 14, 16, torch.float32)
-    expected = reference(qkv, cos, sin, ends)
+    expected = reference(qkv, (cos, sin), ends)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             out = attend_packed(qkv.clone(), (cos, sin), ends, 64)
@@ -134,10 +141,7 @@ def test_on_a_gpu_it_equals_attention_of_segments_and_its_replay_too(width, dtyp
     allow_one_segment(monkeypatch)
     device = torch.device("cuda")
     qkv, cos, sin, ends = (x.to(device) for x in inputs(2100, 12, width, dtype))
-    turned = qkv.clone()
-    rotate_packed.reference(turned, 2 * HEADS, cos, sin)
-    q, k, v = (x.nan_to_num() for x in turned.double().chunk(3, dim=1))
-    expected = varlen_attention.reference(q, k, v, ends, ends, width**-0.5, False)
+    expected = reference(qkv, (cos, sin), ends)
 
     def run() -> Tensor:
         return attend_packed(qkv * 1, (cos, sin), ends, len(qkv))
@@ -180,3 +184,87 @@ def test_a_replayed_graph_follows_the_length(length: int, monkeypatch) -> None:
         q, k, v = turned[:length].double().chunk(3, dim=1)
         expected = varlen_attention.reference(q, k, v, ends, ends, 80**-0.5, False)
         assert relative_error(out[:length], expected) < TOLERANCE[torch.bfloat16]
+
+
+def ends_of(rows: int, length: int) -> Tensor:
+    return torch.arange(0, rows + 1, length, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [64, 72, 80])
+@pytest.mark.parametrize(("rows", "length"), [(37, 37), (1, 1), (36, 12)])
+@pytest.mark.parametrize("rotated", [False, True])
+def test_equal_segments_equal_attention_of_segments(rows, length, width, dtype, rotated) -> None:
+    qkv, cos, sin, _ = inputs(rows, 0, width, dtype)
+    rotary = (cos, sin) if rotated else None
+    expected = reference(qkv, rotary, ends_of(rows, length))
+    out = attend_packed(qkv.clone(), rotary, None, length)
+    assert out.shape == (rows, HEADS, width) and out.dtype == dtype
+    assert relative_error(out, expected) < TOLERANCE[dtype]
+
+
+def test_a_refusal_takes_the_general_attention_and_is_said_once(monkeypatch, caplog) -> None:
+    tried: list[int] = []
+
+    def refuse(q: Tensor, *_: object) -> Tensor:
+        tried.append(q.shape[0])
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    monkeypatch.setattr(dense_segments, "dense", refuse)
+    qkv, *rotary, _ = inputs(36, 0, 16, torch.float32)
+    expected = reference(qkv, rotary, ends_of(36, 12))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            out = attend_packed(qkv.clone(), rotary, None, 12)
+            torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)
+    assert tried == [3]
+    assert len(caplog.records) == 1
+
+
+def test_running_out_of_memory_is_no_refusal(monkeypatch) -> None:
+    def fail(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(dense_segments, "dense", fail)
+    qkv, *rotary, _ = inputs(36, 0, 16, torch.float32)
+    with pytest.raises(torch.OutOfMemoryError):
+        attend_packed(qkv, rotary, None, 36)
+    assert not dense_segments._refused
+
+
+def test_exact_buckets_are_those_that_pay_and_that_the_list_could_hold(monkeypatch) -> None:
+    listed = [{"patches": p, "sequences": 32, "max_seqlen": p} for p in (1024, 4800)]
+    alone = [(1, patches) for patches in (256, 784, 4096, 8160)]
+    weight = torch.empty(1, dtype=torch.bfloat16)
+    assert exact_buckets(listed, alone, 64, weight) == []
+    monkeypatch.setattr(dense_segments, "on_hopper", lambda *_: True)
+    assert exact_buckets(listed, alone, 64, weight) == [
+        {"patches": patches, "sequences": 1, "max_seqlen": patches, EXACT: 1} for _, patches in alone[1:3]
+    ]
+    frames = {"patches": 2 * 784, "sequences": 2, "max_seqlen": 784, EXACT: 1}
+    assert exact_buckets(listed, [(2, 784), (8, 784)], 64, weight) == [frames]
+    assert [bucket["patches"] for bucket in exact_buckets(listed, alone, 72, weight)] == [784]
+    assert exact_buckets(listed, alone, 128, weight) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("width", [64, 72, 80])
+@pytest.mark.parametrize(("rows", "length"), [(784, 784), (1564, 1564), (1200, 400)])
+def test_on_a_gpu_equal_segments_equal_attention_of_segments_and_their_replay_too(rows, length, width, dtype) -> None:
+    """float32 is refused, and attends in general."""
+    device = torch.device("cuda")
+    qkv, cos, sin, _ = inputs(rows, 0, width, dtype)
+    expected = reference(qkv, (cos, sin), ends_of(rows, length))
+    there, angles = qkv.to(device), (cos.to(device), sin.to(device))
+
+    def run() -> Tensor:
+        return attend_packed(there * 1, angles, None, length)
+
+    eager = run()
+    for out in (eager, replayed(device, run)):
+        assert relative_error(out, expected) < TOLERANCE[dtype]
+    if dtype == torch.float32:
+        assert dense_segments._refused == {("equal segments", width, dtype)}
+    elif torch.cuda.get_device_capability() == (9, 0):
+        assert not dense_segments._refused, "cuDNN refuses what it was measured to be faster at"

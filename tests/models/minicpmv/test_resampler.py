@@ -1,7 +1,8 @@
-"""The resampler against PyTorch's attention of the published code, at widths that its heads divide and do not."""
+"""The resampler and its bucketed position ids against the published code."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from models.checkpoints.checkpoint import fill_random
 from models.interfaces.errors import CheckpointError
+from models.minicpmv.positions import buckets, position_ids
 from models.minicpmv.resampler import Resampler
 from tests.support.inference import no_gradients as no_gradients
 
@@ -51,3 +53,21 @@ def published(resampler: Resampler, patches: Tensor, coordinates: Tensor, heads:
 def test_widths_that_heads_cannot_share_are_refused(hidden_size: int) -> None:
     with pytest.raises(CheckpointError, match=f"hidden_size {hidden_size}: the resampler needs a multiple of 4"):
         Resampler(24, hidden_size, QUERIES, temporal=False)
+
+
+def test_buckets_are_those_of_the_published_expression() -> None:
+    """Some coordinates lie below an edge that they equal."""
+    edges, below = torch.arange(1 / 70, 1.0, 1 / 70), 0
+    for length in range(1, 1025):
+        coordinates = torch.arange(0, 1 - 1e-6, 1 / torch.tensor(length, dtype=torch.float32))
+        published = torch.bucketize(coordinates, edges, right=True)
+        assert buckets(length, 70).tolist() == published.tolist(), length
+        below += int((published < 70 * torch.arange(length) // length).sum())
+    assert below > 50
+
+
+def test_rows_and_columns() -> None:
+    ids = position_ids(3, 25, 70).reshape(3, 25)
+    np.testing.assert_array_equal(ids[0], buckets(25, 70))
+    np.testing.assert_array_equal(ids[:, 0], 70 * buckets(3, 70))
+    assert ids.dtype == np.int32

@@ -15,19 +15,17 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from models.interfaces.capturable import Plan
-from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.errors import InputError
 from models.interfaces.media import MediaItem, VideoFrames, VideoMetadata
 from models.minicpmv.slicing import SliceRule
-from models.minicpmv.v4_6.config import load_config
 from models.minicpmv.v4_6.encoder import MiniCPMV46Encoder, merge_of
 from models.minicpmv.v4_6.model import load_model
 from models.minicpmv.v4_6.processor import MAX_VIDEO_EMBEDS, MiniCPMV46Processor, load_processor, sample_frames
 from service.graphs.packing import pack
 from tests.support.chat_golden import generate, golden_prompt, largest_difference
-from tests.support.golden import GOLDEN, copy_checkpoint, inputs
+from tests.support.golden import GOLDEN, change_json, copy_checkpoint, inputs
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
-from tests.support.random_reference import change_json
 from tests.support.slow import slow
 
 DIRECTORIES = [GOLDEN / "minicpmv_4_6", GOLDEN / "minicpmv_4_7"]
@@ -161,25 +159,3 @@ def test_usual_pictures_are_padded_by_at_most_5_percent(size: tuple[int, int]) -
     required = encoder.required([processor.image(Image.new("RGB", size))])
     (group,) = pack([required], encoder.default_buckets())
     assert group.bucket is not None and group.bucket["patches"] <= 1.05 * required["patches"]
-
-
-REFUSED = [
-    ("config.json", "merger_times", 2),
-    ("config.json", "insert_layer_id", -1),
-    ("image_processor", "slice_mode", False),
-    ("video_processor", "stack_frames", 2),
-    ("image_processor", "downsample_mode", "8x"),
-    ("image_processor", "patch_size", 16),
-]
-
-
-@pytest.mark.parametrize(("place", "field", "value"), REFUSED)
-def test_what_is_not_built_is_refused_by_its_name(place: str, field: str, value: Any, tmp_path: Path) -> None:
-    directory = copy_checkpoint(DIRECTORIES[0], tmp_path / "changed")
-    if place == "config.json":
-        change_json(directory / place, {field: value})
-    else:
-        file = directory / "processor_config.json"
-        change_json(file, {place: json.loads(file.read_text())[place] | {field: value}})
-    with pytest.raises(CheckpointError, match=field):
-        load_config(directory)

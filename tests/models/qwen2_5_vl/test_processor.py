@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from models.interfaces.errors import InputError
-from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
+from models.interfaces.media import MediaItem, VideoFrames, VideoMetadata
 from models.qwen_vl.processor import Qwen2VLProcessor
 from models.qwen_vl.v2_5.vision import num_windows, windowed_frame
 from tests.models.families.family import FAMILIES
-from tests.support.prompts import prompt_of
+from tests.support.prompts import prompt_of, say
 
 DIRECTORY = FAMILIES["qwen2_5_vl"].directory
 
@@ -62,8 +62,7 @@ def test_a_picture_has_no_time() -> None:
 
 def test_what_follows_a_video_goes_on_behind_its_time() -> None:
     item = video(8, 80, 10.0)
-    parts = (ContentPart(text="a"), ContentPart(item=0), ContentPart(text="b"))
-    prompt = prompt_of(processor(), [ChatMessage("user", parts)], [item])
+    prompt = prompt_of(processor(), [say("user", "a", 0, "b")], [item])
     rows = prompt.placeholders[0]
     run, start = prompt.positions[:, rows.start : rows.start + rows.length], int(prompt.positions[0, rows.start])
     assert run[0].tolist() == [start + time for time in (0, 4, 8, 12) for _ in range(rows.length // 4)]
@@ -73,11 +72,7 @@ def test_what_follows_a_video_goes_on_behind_its_time() -> None:
 def test_videos_whose_time_leaves_the_context_are_refused() -> None:
     item = video(4, 5000 * 25, 25.0)
     with pytest.raises(InputError, match=r"too long: their time reaches position \d+ of a context of"):
-        prompt_of(processor(), [ChatMessage("user", (ContentPart(item=0),))], [item])
-
-
-def say(text: str) -> list[ChatMessage]:
-    return [ChatMessage("user", (ContentPart(text=text),))]
+        prompt_of(processor(), [say("user", 0)], [item])
 
 
 def test_added_tokens_that_are_not_special_are_kept_in_answers_and_never_made_by_users() -> None:
@@ -87,7 +82,7 @@ def test_added_tokens_that_are_not_special_are_kept_in_answers_and_never_made_by
     for name in names:
         token = tokenizer.special_ids[name]
         assert processor().detokenize([token]) == name.encode()
-        assert token not in prompt_of(processor(), say(f"a {name} b")).token_ids
+        assert token not in prompt_of(processor(), [say("user", f"a {name} b")]).token_ids
     assert processor().detokenize([tokenizer.special_ids["<|im_end|>"]]) == b""
 
 

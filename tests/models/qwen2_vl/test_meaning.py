@@ -12,13 +12,13 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
+from models.interfaces.media import ChatMessage, MediaItem, VideoFrames, VideoMetadata
 from models.protocol import ChatModel
 from models.qwen_vl.model import load_model
 from models.qwen_vl.processor import Qwen2VLProcessor, load_processor
 from service.hub import EMBEDDED
 from tests.support.chat_golden import generate
-from tests.support.prompts import prompt_of
+from tests.support.prompts import prompt_of, say
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -62,9 +62,8 @@ def answer(entry: dict[str, Any]) -> str:
     items = [item_of(loaded()[0], medium) for medium in entry["media"]]
     messages = []
     for index, (question, before) in enumerate(entry["turns"]):
-        shown = [ContentPart(item=number) for number in range(len(items))] if index == 0 else []
-        messages.append(ChatMessage("user", (*shown, ContentPart(text=question))))
-        messages.append(ChatMessage("assistant", (ContentPart(text=before),)))
+        shown = range(len(items)) if index == 0 else ()
+        messages += [say("user", *shown, question), say("assistant", before)]
     return said(messages[:-1], items, entry["turns"][-1][1])
 
 
@@ -76,7 +75,7 @@ def test_answers_are_right() -> None:
 def check(image: Image.Image, answers: dict[str, str]) -> None:
     """Each question of `answers` by itself, before the picture or behind it."""
     for index, (question, wanted) in enumerate(answers.items()):
-        message = ChatMessage("user", (ContentPart(item=0), ContentPart(text=question))[:: 1 if index % 2 else -1])
+        message = say("user", *(0, question)[:: 1 if index % 2 else -1])
         assert said([message], [loaded()[0].image(image)], wanted) == wanted, question
 
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from models.interfaces.errors import InputError
-from models.interfaces.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
+from models.interfaces.media import ChatMessage, MediaItem, VideoFrames, VideoMetadata
 from models.qwen_vl.pictures import official_video_limits, sample_frames, smart_resize
 from models.qwen_vl.positions import mrope_positions
 from models.qwen_vl.processor import Qwen2VLProcessor, load_processor
 from service.hub import EMBEDDED
 from tests.support.golden import GOLDEN
-from tests.support.prompts import prompt_of
+from tests.support.prompts import prompt_of, say
 
 DIRECTORY = EMBEDDED / "qwen2_vl"
 
@@ -38,10 +38,6 @@ def metadata(num_frames: int, fps: float) -> VideoMetadata:
 def video_of(frames: list[np.ndarray]) -> VideoFrames:
     indices = tuple(range(len(frames)))
     return VideoFrames(tuple(frames), indices, tuple(map(float, indices)), metadata(max(len(frames), 1), 2.0))
-
-
-def say(role: str, *texts: str) -> ChatMessage:
-    return ChatMessage(role, tuple(ContentPart(text=text) for text in texts))
 
 
 @pytest.mark.parametrize(
@@ -189,8 +185,7 @@ def test_borders_between_texts_do_not_change_the_ids(processor: Qwen2VLProcessor
 def test_media_in_any_order_with_numbers(processor: Qwen2VLProcessor) -> None:
     picture = processor.image(Image.new("RGB", (84, 56), "red"))
     video = processor.video(video_of([np.zeros((56, 56, 3), np.uint8)] * 4))
-    content = (ContentPart(item=1), ContentPart(text="and"), ContentPart(item=0), ContentPart(item=0))
-    prompt = prompt_of(processor, [ChatMessage("user", content)], [picture, video], options={"add_vision_id": True})
+    prompt = prompt_of(processor, [say("user", 1, "and", 0, 0)], [picture, video], options={"add_vision_id": True})
     assert [run.item for run in prompt.placeholders] == [1, 0, 0]
     for run in prompt.placeholders:
         item = prompt.items[run.item]

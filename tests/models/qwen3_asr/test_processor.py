@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from models.interfaces.errors import InputError
-from models.interfaces.media import ChatMessage, ContentPart, Tool
+from models.interfaces.media import ChatMessage, Tool
 from models.interfaces.processor import Transcript
 from models.qwen3_asr.items import quiet_pieces
 from tests.models.qwen3_asr.golden import INPUTS, item, processor, samples
+from tests.support.prompts import say
 
 
 def test_long_audio_is_cut_where_the_makers_cut_it() -> None:
@@ -70,21 +71,17 @@ def test_joined_transcripts() -> None:
     assert processor().joined([]) == Transcript(None, "")
 
 
-def said(role: str, *parts: ContentPart) -> ChatMessage:
-    return ChatMessage(role, parts)
-
-
-AUDIO, TEXT = ContentPart(item=0), ContentPart(text="what is said?")
+AUDIO, TEXT = 0, "what is said?"
 
 
 @pytest.mark.parametrize(
     ("messages", "options", "tools", "message"),
     [
-        ([said("user", TEXT)], {}, (), "one audio at a time; these messages have 0"),
-        ([said("user", AUDIO, TEXT)], {}, (), "reads no text of role 'user'"),
-        ([said("user", AUDIO), said("assistant", TEXT)], {}, (), "reads no text of role 'assistant'"),
-        ([said("user", AUDIO)], {"enable_thinking": True}, (), "no reasoning"),
-        ([said("user", AUDIO)], {}, (Tool("look", None, {}),), "calls no tools"),
+        ([say("user", TEXT)], {}, (), "one audio at a time; these messages have 0"),
+        ([say("user", AUDIO, TEXT)], {}, (), "reads no text of role 'user'"),
+        ([say("user", AUDIO), say("assistant", TEXT)], {}, (), "reads no text of role 'assistant'"),
+        ([say("user", AUDIO)], {"enable_thinking": True}, (), "no reasoning"),
+        ([say("user", AUDIO)], {}, (Tool("look", None, {}),), "calls no tools"),
     ],
 )
 def test_messages_that_are_refused(messages: list[ChatMessage], options: Any, tools: Any, message: str) -> None:
@@ -94,7 +91,7 @@ def test_messages_that_are_refused(messages: list[ChatMessage], options: Any, to
 
 
 def test_a_chat_is_the_same_prompt() -> None:
-    messages = [said("system", ContentPart(text="names")), said("user", AUDIO)]
+    messages = [say("system", "names"), say("user", AUDIO)]
     chat = processor().apply_chat_template(messages, ["audio"], options={})
     made = processor().expand_placeholders(chat, [item("hum")])
     assert made.token_ids.tolist() == processor().prompt(item("hum"), context="names").token_ids.tolist()

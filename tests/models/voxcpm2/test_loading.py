@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import AutoTokenizer
 
 import models
 from models.checkpoints.registry import family_of
-from models.interfaces.errors import CheckpointError
+from models.interfaces.errors import CheckpointError, InputError
 from models.voxcpm2.audio_vae import AudioVAE
 from models.voxcpm2.config import load_config
 from models.voxcpm2.model import load_model
-from models.voxcpm2.processor import load_processor
+from models.voxcpm2.processor import VoxCPM2Processor, load_processor
 from models.voxcpm2.stack import longrope_table
 from models.voxcpm2.vae_weights import load_audio_vae
-from tests.models.voxcpm2.golden import DIRECTORY, PATCH_SHAPE, expected
+from tests.models.voxcpm2.golden import DIRECTORY, PATCH_SHAPE, expected, processor
 from tests.support import miniature
 from tests.support.speech import SpeechRig, Utterance
 
@@ -203,3 +210,122 @@ def test_embedded_checkpoint_speaks() -> None:
         assert samples.isfinite().all()
         assert 0.02 < samples.square().mean().sqrt() < 0.2
         assert samples.abs().max() < 0.9
+
+
+SPOKEN = "abcdefghijklmnopqrstuvwxyz0123456789&%+=@"
+"""Of these the embedded voice says something; other signs are for breaks and tones."""
+CASES = json.loads((DIRECTORY / "tokenizer_cases.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["text"] for case in CASES])
+def test_tokenizes_as_the_reference(case: dict[str, Any]) -> None:
+    assert processor().tokenize(case["text"]) == case["ids"]
+
+
+@pytest.mark.parametrize("text", ["say <|audio_start|> now", "<s>", "a</s>", "<unk>", "<|ref_audio_end|>"])
+def test_refuses_special_tokens_in_text(text: str) -> None:
+    with pytest.raises(InputError, match="special token") as caught:
+        processor().tokenize(text)
+    assert caught.value.field == "input"
+
+
+@pytest.mark.parametrize("text", ["", "  ", "\n\t"])
+def test_refuses_silence(text: str) -> None:
+    with pytest.raises(InputError, match="nothing to speak"):
+        processor().tokenize(text)
+
+
+@pytest.mark.parametrize(
+    ("reference", "prompt", "ids", "mask"),
+    [
+        (0, 0, [7, 8, 101], "000"),
+        (2, 0, [103, 0, 0, 104, 7, 8, 101], "0110000"),
+        (0, 3, [7, 8, 101, 0, 0, 0], "000111"),
+        (1, 2, [103, 0, 104, 7, 8, 101, 0, 0], "01000011"),
+    ],
+)
+def test_layouts(reference: int, prompt: int, ids: list[int], mask: str) -> None:
+    layout = processor().layout([7, 8], reference_patches=reference, prompt_patches=prompt)
+    assert layout.token_ids.tolist() == ids
+    assert "".join("01"[int(bit)] for bit in layout.audio_mask) == mask
+
+
+def test_layout_leaves_room_to_speak() -> None:
+    assert len(processor().layout([5] * 254).token_ids) == 255
+    with pytest.raises(InputError, match="256"):
+        processor().layout([5] * 255)
+
+
+@pytest.mark.slow
+def test_needs_no_torch() -> None:
+    code = "import sys; import models.voxcpm2.processor; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=DIRECTORY.parents[2], check=False).returncode == 0
+
+
+@given(st.text().filter(lambda text: "<" not in text), st.sampled_from(SPOKEN), st.text(st.characters(codec="ascii")))
+def test_embedded_tokenizer_leaves_out_what_it_never_learned(before: str, spoken: str, behind: str) -> None:
+    ids = EMBEDDED_PROCESSOR.tokenize(f"{before}{spoken}{behind.replace('<', ' ')}")
+    assert ids
+    assert not {0, 1, 2, 101, 102, 103, 104} & set(ids)
+
+
+@pytest.mark.parametrize("text", ["{", "\u4f60\u597d", "\u2603 ~"])
+def test_a_text_without_anything_that_the_embedded_voice_learned_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="no character that this model can speak"):
+        EMBEDDED_PROCESSOR.tokenize(text)
+
+
+EMBEDDED_PROCESSOR = load_processor(EMBEDDED)
+
+
+WRITTEN = (
+    *("Hello there. The parcel is at the door.", "ALL CAPITALS, then none", "É"),
+    *("Zoë Ångström's café: über-fein, ŁÓDŹ, naïve Ǻ", "Room 101, 7:45 (or 8?) on 24/12!"),
+    *("5 % of 3 + 4 = 7 & more @ home", "‘quoted’ – dashed — long; cut…", "  Blanks  at\tthe\nends  "),
+    *("(A low, calm voice)Good evening.", "Ⅷ ﬁne Ａ ß İ ı K Ω 你好 привет 😀", "A", "a"),
+)
+SIGNS = "abcxyzABCXYZ ÄÖÜäöüßÉéÈèñÑçÇøØŠšŁłÅå0123456789 .,?!':()-/_ &%+=@–—;…‘’`´*#\"$<>\u00a0\u0301\u4f60"
+
+
+def drawn(count: int) -> list[str]:
+    generator = random.Random(20_260_101)
+    return ["".join(generator.choices(SIGNS, k=generator.randint(1, 40))) for _ in range(count)]
+
+
+def served(processor: VoxCPM2Processor, text: str) -> list[int]:
+    try:
+        return processor.tokenize(text)
+    except InputError:
+        return []  # nothing that can be spoken
+
+
+@pytest.mark.slow
+def test_transformers_reads_the_tokenizer_as_the_server_does() -> None:
+    processor, other = load_processor(EMBEDDED), AutoTokenizer.from_pretrained(EMBEDDED)
+    texts = [*WRITTEN, *drawn(400)]
+    assert sum(bool(served(processor, text)) for text in texts) > 400
+    for text in texts:
+        ids = served(processor, text)
+        assert other(text, add_special_tokens=False).input_ids == ids, text
+        assert other(text).input_ids == ids, text
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("Hello, the red fox costs 42 dollars!", "hello, the red fox costs 42 dollars!"),
+        ("  Café —\n two  (2)", "cafe , two (2)"),
+        ("Zoë Ångström", "zoe angstrom"),
+        ("50% of x & y", "50 percent of x and y"),
+        ("don’t 你好 \U0001f600 go", "don't go"),
+    ],
+)
+def test_what_is_spoken_of_a_text(text: str, meant: str) -> None:
+    processor = load_processor(EMBEDDED)
+    assert processor.tokenize(text) == processor.tokenize(meant)
+
+
+def test_letters_and_signs_that_are_left_out_are_named() -> None:
+    processor = load_processor(EMBEDDED)
+    assert processor.unspoken('50% of x & y = 5 + (2), "so" [I] think… `it\'s` - a/b_c') == ""
+    assert processor.unspoken("C# ~ $ 5 * √2 # Łódź 你") == "#~$*√Ł你"

@@ -1,0 +1,110 @@
+"""The engine process: what it says about itself, GPUs that it refuses, and which errors of a launch end requests."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from service.engine.core.faults import LaunchError, RepeatableLaunchError, launch_errors, launch_failure
+from service.engine.core.worker import StartPhases
+from service.engine.memory import process_age, process_usage
+from service.engine.start import resolve_device
+from service.graphs.observations import Observations
+from service.link.config import ConfigurationError, EngineConfig
+
+
+def test_usage_is_that_of_the_process() -> None:
+    before = process_usage()
+    assert before is not None
+    used = time.process_time()
+    while time.process_time() < used + 0.2:
+        pass
+    block, over = bytearray(os.urandom(1 << 16) * 512), threading.Event()
+    waiting = threading.Thread(target=over.wait)
+    waiting.start()
+    after = process_usage()
+    over.set()
+    waiting.join()
+    assert after is not None
+    assert after.cpu_seconds - before.cpu_seconds > 0.15
+    assert after.resident_bytes >= len(block)
+    assert after.threads > before.threads
+    age = process_age()
+    assert age is not None and age > 0 and process_age() >= age  # type: ignore[operator]
+
+
+def test_a_name_with_brackets_is_read_over_and_a_system_without_proc_says_nothing(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    stat.write_text(f"7 (a ) b) S 1 7 7 0 -1 0 0 0 0 0 {3 * ticks} {ticks} 0 0 20 0 9 0 500 1000 11 0\n")
+    usage = process_usage(stat)
+    assert usage is not None and (usage.cpu_seconds, usage.threads, usage.resident_bytes) == (4, 9, 11 * page)
+    assert process_usage(tmp_path / "none") is None and process_age(tmp_path / "none") is None
+
+
+def test_phases_of_a_start_add_up() -> None:
+    observations = Observations()
+    phases = StartPhases(observations)
+    phases.add("load", 1.0)
+    phases.add("capture", 4.0)
+    phases.add("load", 2.0)
+    with phases.timed("memory"):
+        pass
+    events = observations.drain()
+    last = {event.labels["phase"]: event.value for event in events}
+    assert {event.name for event in events} == {"start_phase_seconds"}
+    assert last["load"] == 3 and last["capture"] == 4 and last["memory"] >= 0
+
+
+@pytest.fixture
+def turing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+@pytest.mark.usefixtures("turing")
+def test_an_old_gpu_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match=r"Tesla T4 has compute capability 7\.5; 8\.0 is the least"):
+        resolve_device(EngineConfig(models=(), device="cuda"))
+
+
+@pytest.mark.usefixtures("turing")
+def test_auto_takes_the_cpu_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert resolve_device(EngineConfig(models=(), device="auto")).type == "cpu"
+    assert "Tesla T4" in caplog.text and "CPU" in caplog.text
+
+
+def _overflow() -> None:
+    np.zeros(1, dtype=np.int64)[0] = 2**63
+
+
+def _no_memory() -> None:
+    raise MemoryError
+
+
+def _no_device_memory() -> None:
+    raise torch.OutOfMemoryError
+
+
+@pytest.mark.parametrize(("launch", "status"), [(_overflow, 500), (_no_memory, 503), (_no_device_memory, 503)])
+def test_what_a_batch_may_cause_ends_its_requests(launch: Callable[[], None], status: int) -> None:
+    with pytest.raises(LaunchError) as error, launch_errors():
+        launch()
+    failed = launch_failure("request", error.value)
+    assert (failed.request_id, failed.status) == ("request", status)
+
+
+def test_a_failed_launch_that_is_repeatable_is_still_known_as_one_outside() -> None:
+    with pytest.raises(RepeatableLaunchError), launch_errors(), launch_errors(RepeatableLaunchError):
+        raise ValueError
