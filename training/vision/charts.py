@@ -59,13 +59,16 @@ class _Paper:
         self.canvas.text(text, round(x), round(y), self.face, size, *(ink or self.ink), line=False)
 
     def colors(self, number: int, *, alike: bool) -> list[RGB]:
-        shades: list[RGB] = []
-        names = self.random.sample(_COLORS, len(_COLORS))
-        while names and len(shades) < number:
-            shade = self.canvas.shade(names.pop())
-            if shade is not None and contrast(shade, self.canvas.ground) > 85:
-                shades.append(shade)
-        return [shades[0]] * number if alike else shades
+        """Their names are kept in `names`."""
+        shades: dict[str, RGB] = {}
+        for name in self.random.sample(_COLORS, len(_COLORS)):
+            shade = self.canvas.shade(name)
+            if shade is not None and contrast(shade, self.canvas.ground) > 85 and len(shades) < number:
+                shades[name] = shade
+        self.names, found = list(shades), list(shades.values())
+        if alike:
+            self.names, found = self.names[:1] * number, found[:1] * number
+        return found
 
     def between(self, part: float) -> RGB:
         """A shade between ground and ink."""
@@ -88,7 +91,8 @@ def chart_picture(random: Random, *, held_out: bool, any_words: float = 0.5) -> 
     else:
         chart = _bars(paper)
     picture = paper.canvas.finish()
-    picture.chart = replace(chart, title=paper.title)
+    order = [paper.labels.index(label) for label in chart.labels]
+    picture.chart = replace(chart, title=paper.title, colors=tuple(paper.names[nth] for nth in order))
     return picture
 
 

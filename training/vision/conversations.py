@@ -14,18 +14,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from models.qwen_vl.positions import mrope_positions
+from training.vision import scenes
 from training.vision.charts import chart_picture
 from training.vision.pictures import CELL, Picture
 from training.vision.questions import MAKERS, Ask, Turn, follow_up
-from training.vision.scenes import (
-    arranged_picture,
-    crowded_picture,
-    overlapping_picture,
-    plain_picture,
-    shapes_picture,
-    text_picture,
-    video_clip,
-)
 from training.vision.strange import strange_clip, strange_picture
 
 DEFAULT_SYSTEM = "You are a helpful assistant."
@@ -35,6 +27,12 @@ SYSTEMS = (
 )
 _PATCH = 14
 _KEY = re.compile(r'"(\w+)":')
+_THEY = re.compile(r"\b(they|them|their|these|those)\b", re.IGNORECASE)
+_OF_ALL = ("describe", "list", "colors", "number_of_colors", "same_color", "same_shape", "all_yn")
+"""Tasks after which "they" are all shapes."""
+_OUTSIDE = json.loads((Path(__file__).parent / "outside.json").read_text(encoding="utf-8"))["known"].items()
+_KEPT = {asks[0].lower().rstrip("?.! ") for name, scene in _OUTSIDE if "asked" in name for asks in scene["asks"]}
+"""Questions of a stranger, which measure and do not teach."""
 _JSON_SHARE = 0.14
 DATA = json.loads((Path(__file__).parent / "questions.json").read_text(encoding="utf-8"))
 """By kind of picture its share, the makers of its questions with their weights, and most turns, few where an answer
@@ -44,24 +42,25 @@ gives the next one away: what is copied teaches no seeing; gates by name: kind, 
 def _two(random: Random, held_out: bool) -> list[Picture]:
     def one() -> Picture:
         if random.random() < 0.12:
-            return text_picture(random, held_out=held_out, style=random.choice(("word", "string")))
-        return shapes_picture(random, held_out=held_out, most=4, cells=(64, 90))
+            return scenes.text_picture(random, held_out=held_out, style=random.choice(("word", "string")))
+        return scenes.shapes_picture(random, held_out=held_out, most=4, cells=(64, 90))
 
-    return [one(), one()]
+    first = one()
+    return [first, first if random.random() < 0.08 else one()]
 
 
 DRAW: dict[str, Callable[[Random, bool], list[Picture]]] = {
-    "shapes": lambda random, held_out: [shapes_picture(random, held_out=held_out)],
-    "text": lambda random, held_out: [text_picture(random, held_out=held_out)],
+    "shapes": lambda random, held_out: [scenes.shapes_picture(random, held_out=held_out)],
+    "text": lambda random, held_out: [scenes.text_picture(random, held_out=held_out)],
     "chart": lambda random, held_out: [chart_picture(random, held_out=held_out)],
-    "video": lambda random, held_out: [video_clip(random)],
+    "video": lambda random, held_out: [scenes.video_clip(random)],
     "two": _two,
     "strange": lambda random, held_out: [strange_picture(random)],
     "strange clip": lambda random, held_out: [strange_clip(random)],
-    "overlap": lambda random, held_out: [overlapping_picture(random)],
-    "arranged": lambda random, held_out: [arranged_picture(random)],
-    "crowd": lambda random, held_out: [crowded_picture(random)],
-    "plain": lambda random, held_out: [plain_picture(random)],
+    "overlap": lambda random, held_out: [scenes.overlapping_picture(random)],
+    "arranged": lambda random, held_out: [scenes.arranged_picture(random)],
+    "crowd": lambda random, held_out: [scenes.crowded_picture(random)],
+    "plain": lambda random, held_out: [scenes.plain_picture(random)],
     "none": lambda random, held_out: [],
 }
 """By kind of picture."""
@@ -97,12 +96,16 @@ def turns(random: Random, kind: str, pictures: Sequence[Picture], held_out: bool
     for _ in range(3 * wanted):
         if len(found) == wanted:
             break
-        turn = None
-        if found and random.random() < 0.35 and len(pictures) == 1:
+        turn, leans = None, False
+        if found and random.random() < 0.35:
             turn = follow_up(Ask(random, pictures, held_out, json=False), found[-1])
+            leans = turn is not None
         if turn is None:
             maker = MAKERS[_weighted(random, DATA["asked about"][kind])]
             turn = maker(Ask(random, pictures, held_out, json=random.random() < _JSON_SHARE))
+        unclear = found and not leans and found[-1].task not in _OF_ALL
+        if turn and (turn.question.lower().rstrip("?.! ") in _KEPT or (unclear and _THEY.search(turn.question))):
+            continue
         if turn is not None and all(turn.question != other.question for other in found):
             found.append(turn)
     return found

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import colorsys
+import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 RGB = tuple[int, int, int]
@@ -22,29 +24,15 @@ class ColorRange:
 
     def draw(self, random: Random) -> RGB:
         if random.random() < 0.3:
-            return random.choice(self.usual)
+            usual = random.choice(self.usual)
+            return usual[0], usual[1], usual[2]
         hue, saturation, value = (random.uniform(*span) for span in (self.hue, self.saturation, self.value))
         red, green, blue = colorsys.hsv_to_rgb(hue % 360 / 360, saturation, value)
         return round(red * 255), round(green * 255), round(blue * 255)
 
 
-COLORS = {
-    "red": ColorRange((350, 366), (0.64, 1.0), (0.78, 1.0), ((255, 0, 0), (255, 0, 0), (220, 20, 60), (214, 39, 40))),
-    "orange": ColorRange((22, 40), (0.67, 1.0), (0.88, 1.0), ((255, 165, 0), (255, 140, 0), (255, 127, 14))),
-    "yellow": ColorRange((49, 61), (0.6, 1.0), (0.88, 1.0), ((255, 255, 0), (255, 255, 0), (255, 215, 0))),
-    "green": ColorRange(
-        (95, 160), (0.45, 1.0), (0.39, 1.0), ((0, 128, 0), (0, 255, 0), (0, 255, 0), (0, 100, 0), (44, 160, 44))
-    ),
-    "blue": ColorRange((204, 242), (0.58, 1.0), (0.5, 1.0), ((0, 0, 255), (0, 0, 255), (0, 0, 139), (31, 119, 180))),
-    "purple": ColorRange((268, 292), (0.45, 1.0), (0.45, 0.85), ((128, 0, 128), (148, 0, 211), (148, 103, 189))),
-    "pink": ColorRange((322, 345), (0.3, 0.6), (0.92, 1.0), ((255, 192, 203), (255, 105, 180), (255, 20, 147))),
-    "brown": ColorRange((18, 30), (0.5, 0.87), (0.32, 0.56), ((165, 42, 42), (139, 69, 19), (140, 86, 75))),
-    "black": ColorRange((0, 360), (0.0, 0.1), (0.0, 0.12), ((0, 0, 0),)),
-    "white": ColorRange((0, 360), (0.0, 0.03), (0.95, 1.0), ((255, 255, 255),)),
-    "cyan": ColorRange((174, 190), (0.7, 1.0), (0.85, 1.0), ((0, 255, 255), (0, 255, 255), (23, 190, 207))),
-    "magenta": ColorRange((296, 308), (0.75, 1.0), (0.9, 1.0), ((255, 0, 255),)),
-    "gray": ColorRange((0, 360), (0.0, 0.05), (0.41, 0.66), ((128, 128, 128), (127, 127, 127), (105, 105, 105))),
-}
+_DATA = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+COLORS = {name: ColorRange(*map(tuple, spans)) for name, spans in _DATA.items()}
 COLOR_NAMES = tuple(COLORS)
 SPELLED = ("cyan", "magenta")
 """Colours without a token of their own."""
@@ -137,11 +125,9 @@ def look_of(random: Random, shape: str, ground: RGB) -> Look:
 def outline(shape: str, x: float, y: float, radius: float, look: Look) -> list[tuple[float, float]]:
     """Corners of a shape of half extent `radius` about (x, y); of an oval many points."""
     scale = 1.0
-    if shape == "square":
-        points = [(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)]
-        scale = 0.92
-    elif shape == "rectangle":
-        points = [(-1.0, -look.aspect), (1.0, -look.aspect), (1.0, look.aspect), (-1.0, look.aspect)]
+    if shape in ("square", "rectangle"):
+        scale, high = (0.92, 1.0) if shape == "square" else (1.0, look.aspect)
+        points = [(-1.0, -high), (1.0, -high), (1.0, high), (-1.0, high)]
     elif shape == "triangle":
         points = [(look.apex, -1.1), (1.0, 0.9), (-1.0, 0.9)]
     elif shape == "star":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
@@ -22,7 +22,8 @@ _OVERSAMPLED_PIXELS = 250_000
 
 @dataclass(frozen=True)
 class Figure:
-    """A shape; x and y its centre and radius half its extent, in pixels of the canvas."""
+    """A shape; x and y its centre and radius half its extent, in pixels of the canvas. hollow: the thickness of an
+    outline as a share of the radius, 0 where it is filled."""
 
     shape: str
     color: str
@@ -30,6 +31,7 @@ class Figure:
     x: float
     y: float
     radius: float
+    hollow: float = 0.0
 
     @property
     def name(self) -> str:
@@ -49,12 +51,13 @@ class Line:
 @dataclass(frozen=True)
 class Chart:
     """Labels and values of bars from left to right or from top to bottom, of slices as the legend lists them, or
-    clockwise from the top where there is no legend. title: empty where there is none."""
+    clockwise from the top where there is no legend. title: empty where there is none. colors: their names."""
 
     kind: str
     labels: tuple[str, ...]
     values: tuple[int, ...]
     title: str = ""
+    colors: tuple[str, ...] = ()
 
 
 @dataclass
@@ -69,6 +72,10 @@ class Picture:
     lines: list[Line] = field(default_factory=list)
     chart: Chart | None = None
     motion: tuple[str, ...] | None = None
+    end: Figure | None = None
+    """The shape of a clip as it is in the last frame."""
+    covers: dict[tuple[Figure, Figure], float] = field(default_factory=dict)
+    """Of a shape that lies over another, and the other, which share of that is covered."""
     strange: bool = False
     ground: str | None = None
     """Its colour, where it has one with a name all over."""
@@ -120,23 +127,40 @@ class Canvas:
         self.lines: list[Line] = []
         self.letters: list[tuple[str, float, float]] = []
         self._late: list[tuple[str, float, float, str, int, str, RGB]] = []
+        self.covers: dict[tuple[Figure, Figure], float] = {}
+        self._looks: list[tuple[Figure, Look]] = []
 
     def figure(self, figure: Figure, shade: RGB, look: Look) -> None:
+        figure = replace(figure, hollow=look.hollow)
+        self._paint(self._draw, figure, shade, look)
+        for other, how in self._looks:
+            if math.hypot(figure.x - other.x, figure.y - other.y) < 1.2 * (figure.radius + other.radius):
+                below = self._mask(other, how)
+                if share := float((self._mask(figure, look) & below).sum() / below.sum()):
+                    self.covers[figure, other] = share
+        self._looks.append((figure, look))
         self.figures.append(figure)
+
+    def _mask(self, figure: Figure, look: Look) -> np.ndarray:
+        mask = Image.new("1", self.image.size)
+        self._paint(ImageDraw.Draw(mask), figure, 1, replace(look, edge=None))
+        return np.asarray(mask)
+
+    def _paint(self, pen: ImageDraw.ImageDraw, figure: Figure, shade: RGB | int, look: Look) -> None:
         x, y, radius = (value * self.scale for value in (figure.x, figure.y, figure.radius))
         thickness = max(2, round(radius * look.hollow))
         if figure.shape in ("circle", "ring"):
             box = (x - radius, y - radius, x + radius, y + radius)
             if figure.shape == "ring":
-                self._draw.ellipse(box, outline=shade, width=thickness)
+                pen.ellipse(box, outline=shade, width=thickness)
             else:
-                self._draw.ellipse(box, fill=shade, outline=look.edge, width=self.scale)
+                pen.ellipse(box, fill=shade, outline=look.edge, width=self.scale)
             return
         points = outline(figure.shape, x, y, radius, look)
         if look.hollow:
-            self._draw.polygon(points, outline=shade, width=thickness)
+            pen.polygon(points, outline=shade, width=thickness)
         else:
-            self._draw.polygon(points, fill=shade, outline=look.edge, width=self.scale)
+            pen.polygon(points, fill=shade, outline=look.edge, width=self.scale)
 
     def box(self, box: tuple[float, float, float, float], shade: RGB) -> None:
         self._draw.rectangle([value * self.scale for value in box], fill=shade)
@@ -228,6 +252,7 @@ def finished(canvas: Canvas, images: list[Image.Image], bounds: tuple[int, int] 
         width=width,
         height=height,
         figures=canvas.figures,
+        covers=canvas.covers,
         lines=canvas.lines,
         places=[(figure, figure.x * across, figure.y * down) for figure in canvas.figures],
         letters=[(character, x * across, y * down) for character, x, y in canvas.letters],

@@ -72,11 +72,11 @@ def overlapping_picture(random: Random) -> Picture:
 
 
 def arranged_picture(random: Random) -> Picture:
-    """Two to six shapes of any one size, evenly spaced in a row, a column or two rows, often alike."""
+    """Two to six shapes of one size, evenly spaced in a row, a column or two rows, often alike, some only outlines."""
     size, (shade, name) = canvas_size(random), named_ground(random)
     canvas, number = Canvas(random, *size, shade, ground_name=name), random.randint(2, 6)
     rows = random.choice((1, 1, number, 2 if number % 2 == 0 else 1))
-    alike = random.choice(("shape", "color", "both", "none"))
+    alike, thin = random.choice(("shape", "color", "both", "none")), random.choice((0.0, 0.0, 0.0, 0.06, 0.12))
     shapes, colors = random.choices(SHAPE_NAMES, k=number), random.choices(COLOR_NAMES, k=number)
     wide, high = size[0] / (number // rows), size[1] / rows
     radius = max(10.0, min(wide, high) * random.uniform(0.2, 0.4))
@@ -84,8 +84,9 @@ def arranged_picture(random: Random) -> Picture:
         shape, color = shapes[nth * (alike not in ("shape", "both"))], colors[nth * (alike not in ("color", "both"))]
         x, y = (nth % (number // rows) + 0.5) * wide, (nth // (number // rows) + 0.5) * high
         if (found := canvas.shade(color)) is not None:
-            figure = Figure(shape, color, "medium", x, y, radius)
-            canvas.figure(figure, found, look_of(random, shape, canvas.ground))
+            look = look_of(random, shape, canvas.ground)
+            look = replace(look, hollow=thin) if thin and shape != "circle" else look
+            canvas.figure(Figure(shape, color, "medium", x, y, radius), found, look)
     return canvas.finish()
 
 
@@ -116,19 +117,20 @@ def crowded_picture(random: Random) -> Picture:
 def text_picture(random: Random, *, held_out: bool, style: str | None = None, face: str | None = None) -> Picture:
     """1 to 3 lines of words, strings or numbers. style "word" or "string": one line of that, 16 px or more."""
     width, height = canvas_size(random)
-    canvas = Canvas(random, width, height, fine=False)
+    ground, name = (None, None) if style or random.random() < 0.4 else named_ground(random)
+    canvas, huge = Canvas(random, width, height, ground, ground_name=name, fine=False), random.random() < 0.1
     ink, shade = canvas.ink()
-    number = 1 if style else random.choices((1, 2, 3), (5, 3, 2))[0]
+    number = 1 if style or huge else random.choices((1, 2, 3), (5, 3, 2))[0]
     face = face or random.choice(SEEN_FONTS)
     top = 0.0
     for index in range(number):
         room = (height - top) / (number - index)
-        text = line_text(random, held_out, style)
+        text = short_text(random)[:1] if huge and not style else line_text(random, held_out, style)
         least = 16 if style else 13
-        size = _fitting(random, face, text, width - 8, room - 4, least)
+        size = _fitting(random, face, text, width - 8, 0.87 * room if huge else room - 4, least, len(text) == 1)
         if size is None:
             text = text.split()[0][:8]
-            size = _fitting(random, face, text, width - 8, room - 4, least)
+            size = _fitting(random, face, text, width - 8, room - 4, least, False)
         if size is None:
             break
         left, up, right, bottom = font(face, size).getbbox(text)
@@ -160,11 +162,12 @@ def line_text(random: Random, held_out: bool, style: str | None) -> str:
     return " ".join(style_of(random.choice(words)) for _ in range(2))
 
 
-def _fitting(random: Random, face: str, text: str, width: float, height: float, least: int) -> int | None:
-    """A size in pixels at which the text has room, or None."""
+def _fitting(random: Random, face: str, text: str, width: float, height: float, least: int, big: bool) -> int | None:
+    """A size in pixels at which the text has room, or None. big: it may fill the room."""
     probe = font(face, 32)
     left, top, right, bottom = probe.getbbox(text)
-    most = min(32 * width / max(1, right - left), 32 * height / max(1, bottom - top), 110)
+    most = min(32 * width / max(1, right - left), 32 * height / max(1, bottom - top), 900 if big else 110)
+    least = max(least, int(0.3 * most)) if big else least
     if most < least:
         return None
     return math.floor(math.exp(random.uniform(math.log(least), math.log(most))))
@@ -268,19 +271,20 @@ def video_clip(random: Random) -> Picture:
     for index in range(number):
         part = index / (number - 1)
         canvas = first
-        canvas.image, canvas.figures, canvas.lines = ground.copy(), [], []
+        canvas.image, canvas.figures, canvas.lines, canvas._looks = ground.copy(), [], [], []
         canvas._draw, canvas._fine = ImageDraw.Draw(canvas.image), True
         moved = replace(figure, x=x + across * length * part * room_x, y=y + down * length * part * room_y)
         shade = second[1] if kind == "changes" and part >= 0.5 else color[1]
         canvas.figure(moved, shade, look)
         canvas.settle()
         images.append(canvas.image)
+    end = replace(canvas.figures[0], color=second[0] if kind == "changes" else color[0])
     if random.random() < 0.4:
         # What codecs do to frames.
         quality = random.randint(40, 95)
         images = [jpeg(image, quality) for image in images]
     clip = finished(first, images, (VIDEO_MIN_PIXELS, MAX_PIXELS))
-    clip.figures, clip.places = [figure], []
+    clip.figures, clip.places, clip.end = [replace(figure, hollow=look.hollow)], [], end
     clip.motion = {"moves": ("moves", direction), "stands": ("stands",), "changes": ("changes", color[0], second[0])}[
         kind
     ]

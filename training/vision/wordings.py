@@ -85,8 +85,12 @@ def ask(
         wish = random.choice(wishes("json with keys" if keys else "json")[held_out])
         if keys:
             wish = wish.format(keys=_named(random, keys))
+        if not keys and random.random() < 0.2:
+            return text.rstrip("?.!") + random.choice((" as JSON", " in JSON"))
         if random.random() < 0.7:
             wish = wish[0].upper() + wish[1:]
+        if task == "overview" and random.random() < 0.6:
+            return wish
         if random.random() < 0.25:
             return f"{wish}: {text}"
         text += ("" if text[-1] in "?.!" else ".") + " " + wish + random.choice((".", ".", ""))
@@ -167,6 +171,7 @@ def chosen(random: Random, facts: Mapping[str, object]) -> dict[str, object]:
     """Some of `facts` in any order, each under its usual key or another one that means the same."""
     kept = random.sample(sorted(facts), random.randint(1, len(facts)))
     while True:
-        names = [random.choice((key, key, *JSON_KEYS[key])) for key in kept]
+        others = {key: (*JSON_KEYS.get(key, ()), *NATURAL["key names"].get(key, "").split()) for key in kept}
+        names = [random.choice((key, key, *others[key])) for key in kept]
         if len(set(names)) == len(names):
             return {name: facts[key] for name, key in zip(names, kept, strict=True)}

@@ -60,10 +60,13 @@ def number_text(random: Random) -> str:
     return str(random.randint(0, 10 ** random.randint(1, 6)))
 
 
+LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZabdefghjkmnqrty"
+
+
 def short_text(random: Random) -> str:
     """A letter, or a number of one to three digits. Letters that are alike in both cases are large."""
     if random.random() < 0.4:
-        return random.choice("ABCDEFGHJKLMNPQRSTUVWXYZabdefghjkmnqrty")
+        return random.choice(LETTERS)
     return str(random.randint(0, 10 ** random.randint(1, 3) - 1))
 
 
