@@ -86,8 +86,8 @@ class Packer:
         patches = [patches_of(picture) for picture in pictures]
         grids = [grid_of(picture) for picture in pictures]
         tokens = [
-            self.encoder.tokens(pictures, turns, system)
-            for turns, system in zip(example.conversations, example.systems, strict=True)
+            self.encoder.tokens(pictures, turns, opening)
+            for turns, opening in zip(example.conversations, example.openings, strict=True)
         ]
         filled = self.filled
         fits = (

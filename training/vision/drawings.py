@@ -51,7 +51,7 @@ class Sheet:
         self.colors = [any_color(random, self.paper) for _ in range(4)]
         self.image = Image.new("RGB", (self.width, self.height), self.paper)
         self.pen, self.side = ImageDraw.Draw(self.image), min(self.width, self.height)
-        self.thick = max(2, round(self.side * random.choice((0.006, 0.01, 0.015, 0.025))))
+        self.thick = max(2, round(self.side * random.choice((0.006, 0.01, 0.015, 0.025, 0.025, 0.05))))
         self.face = random.choice(SEEN_FONTS)
 
     def text(self, x: float, y: float, text: str, size: float, ink: RGB | None = None) -> None:
@@ -362,7 +362,7 @@ def _bodies(sheet: Sheet) -> None:
 
 
 _KINDS: dict[Callable[[Sheet], None], tuple[float, float]] = {
-    _icons: (4.5, 2.0),
+    _icons: (5.5, 2.0),
     _layout: (4.5, 0.8),
     _flag: (1.0, 0.0),
     _outlines: (1.6, 1.0),

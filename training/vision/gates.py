@@ -31,7 +31,7 @@ from training.loop import device, hashes
 from training.vision.blocks import Answer, answers, on_device
 from training.vision.charts import chart_picture
 from training.vision.checkpoint import load
-from training.vision.conversations import DATA, DEFAULT_SYSTEM, DRAW, Encoder, Example
+from training.vision.conversations import ASKED, DATA, DRAW, Encoder, Example
 from training.vision.fonts import SEEN_FONTS, UNSEEN_FONTS
 from training.vision.questions import MAKERS, ONLY, Ask, follow_up, read
 from training.vision.scenes import text_picture
@@ -78,7 +78,7 @@ def _one_turn(random: Random, name: str) -> Example | None:
     kind, maker, _, *as_json = DATA["gates"][name]
     pictures = _DRAW[kind](random, True)
     turn = MAKERS[maker](Ask(random, pictures, held_out=True, json=bool(as_json)))
-    return Example(pictures, [[replace(turn, task=name)]], [DEFAULT_SYSTEM]) if turn else None
+    return Example(pictures, [[replace(turn, task=name)]], [ASKED]) if turn else None
 
 
 def _printed(random: Random, name: str) -> Example | None:
@@ -88,7 +88,7 @@ def _printed(random: Random, name: str) -> Example | None:
     turn = read(Ask(random, [picture], held_out=True, json=False)) if picture.lines else None
     if turn is None or any(line.text in _TOKENS for line in picture.lines):
         return None
-    return Example([picture], [[replace(turn, task=name)]], [DEFAULT_SYSTEM])
+    return Example([picture], [[replace(turn, task=name)]], [ASKED])
 
 
 def _second_turn(random: Random, name: str) -> Example | None:
@@ -99,7 +99,7 @@ def _second_turn(random: Random, name: str) -> Example | None:
     second = follow_up(ask, first) if first else None
     if first is None or second is None:
         return None
-    return Example(pictures, [[replace(first, task="first_turn"), second]], [DEFAULT_SYSTEM])
+    return Example(pictures, [[replace(first, task="first_turn"), second]], [ASKED])
 
 
 @dataclass

@@ -29,7 +29,7 @@ from models.qwen_vl.positions import mrope_positions
 from training.loop import device, hashes
 from training.vision.blocks import LONGEST
 from training.vision.checkpoint import load
-from training.vision.conversations import DEFAULT_SYSTEM, Encoder, grid_of, patches_of
+from training.vision.conversations import Encoder, grid_of, patches_of
 from training.vision.network import Network, Packed
 from training.vision.pictures import MAX_PIXELS, MIN_PIXELS, Canvas, Picture, finished
 from training.vision.questions import MANY, ONLY, Turn
@@ -177,7 +177,7 @@ def said(
 ) -> str:
     """What greedy decoding answers, at most `most` tokens of it. sight: of `seen`."""
     vision, batch = sight
-    tokens = encoder.tokens([shown], [Turn("", question, "")], DEFAULT_SYSTEM)
+    tokens = encoder.tokens([shown], [Turn("", question, "")])
     ids, source = tokens.ids[:-2].tolist(), tokens.vision[:-2].tolist()
     runs, answer = [(source.index(0), grid_of(shown))], list[int]()
     while len(answer) < most:

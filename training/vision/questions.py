@@ -40,6 +40,8 @@ class Turn:
     """The figures or label of a chart that the answer names, for the next question's "it", or its whole answer."""
     forced: frozenset[str] = frozenset()
     """Keys of an answer in JSON that only a schema could have asked for: training does not want them from the model."""
+    shows: int = 0
+    """How many more pictures come with the question, after the first one."""
 
 
 Option = tuple[str, str, About, object, dict[str, str]]
@@ -253,6 +255,8 @@ def _plain(ask: Ask) -> Iterator[Option]:
         yield option("either_color", _COLORED.format(f), f, shape=f.shape, color=one, other=other)
         if f.hollow <= _BROAD and (f.hollow or random.random() < 0.4):
             name, said = ask.called(f), f"the {f.shape} is {filling(f)}."
+            if f in unique(ask.picture, color_of) and random.random() < 0.25:
+                name = f"{f.color} {random.choice(('one', 'shape', 'thing'))}"
             yield option("filled_yn", f"{yes(not f.hollow)}, {said}", f, shape=name)
             yield option("outline_yn", f"{yes(f.hollow > 0)}, {said}", f, shape=name)
     if only:
@@ -647,7 +651,13 @@ def in_order(ask: Ask) -> Iterator[Option]:
             yield option("in_order", f"I see {the_names(ordered)}.", spot=wordings.word(random, "orders", axis))
         most, figure = wordings.word(random, "ends", f"at the {spot}"), ordered[0]
         yield option("color_first_at", _COLORED.format(figure), figure, most=most)
-        yield option("first_at", f"I see {article(figure.name)} at the {spot}.", figure, most=most)
+        said = f"I see {article(figure.name)} at the {spot}."
+        yield option("first_at", said, figure, most=most)
+        if inside(figure, picture) > _UNCLEAR and all(
+            f.shape != figure.shape or inside(f, picture) < -_UNCLEAR for f in ordered[1:]
+        ):
+            asked = wordings.word(random, "halves", f"at the {spot}")
+            yield option("shape_at", said, figure, shape=figure.shape, spot=asked)
 
 
 # Whole pictures.
@@ -764,6 +774,8 @@ def of_parts(ask: Ask) -> Iterator[Option]:
     less, percent = more in ("smaller", "lower", "less"), "%" if chart.kind == "pie" else ""
     said = " and ".join(f"{quoted(name)} is {value_of(chart, name)}" for name in names)
     yield option("chart_data", json.dumps(data_of(chart)))
+    if chart.kind == "bar" and (len(set(chart.colors)) == 1 or random.random() < 0.3):
+        yield option("bar_colors", f"The bars are {joined(list(dict.fromkeys(chart.colors)))}.")
     yield option("chart_color", f"{quoted(label)} is {chart.colors[chart.labels.index(label)]}.", **slots)
     yield option("chart_apart", f"{said}, a difference of {abs(one - other)}{percent}.", **slots)
     if one != other:
@@ -966,7 +978,8 @@ def _of_seeing(ask: Ask, task: str, *, json: bool = False) -> str:
     slots |= {"side": random.choice(tuple(SIDES)), "kind": random.choice((shades[0], plural(names[0])))}
     slots["spot"] = wordings.word(random, "orders", "x") if task == "in_order" else random.choice(SPOTS)
     slots["place"] = random.choice(PLACES)
-    return wordings.ask(random, task, held_out=ask.held_out, json=json, slots=slots)
+    keys = random.sample(wordings.KEYS, random.randint(1, 3)) if json and random.random() < 0.3 else ()
+    return wordings.ask(random, task, held_out=ask.held_out, json=json, slots=slots, keys=() if ask.held_out else keys)
 
 
 # Second questions, which mean nothing without the first: "and the square?", "where is it?".
@@ -982,8 +995,8 @@ def _follow_up(ask: Ask, before: Turn) -> Turn | None:
     about, random = before.about, ask.random
     if isinstance(about, str) and (before.task == "in_nth" or before.task.endswith(("_start", "_end"))):
         said = before.question.lower() if before.task == "in_nth" else before.task
-        spots = {"first": "in the second", "second": "in the first", "start": "at the end", "end": "at the start"}
-        return _lean(ask, "next", about, next=next(spot for word, spot in spots.items() if word in said))
+        other = next(spot for word, spot in wordings.NATURAL["other spots"].items() if word in said)
+        return _lean(ask, "next", about, next=random.choice(other.split("|")))
     if before.task == "change" and ask.picture.end:
         return _lean(ask, "to_color", f"The {ask.picture.end.shape} is {ask.picture.end.color} at the end.")
     if isinstance(about, tuple) and 1 < len(about) <= MOST_SHAPES and not ask.held_out and random.random() < 0.6:
@@ -991,6 +1004,8 @@ def _follow_up(ask: Ask, before: Turn) -> Turn | None:
         answers = {"their_colors": f"They are {colors}.", "their_places": f"They are {joined(list(places))}."}
         answers["they_same"] = f"No, they are {colors}." if " " in colors else f"Yes, all are {colors}."
         answers["which_ones"] = f"I see {the_names(about)}."
+        name = about[0].shape if len({figure.shape for figure in about}) == 1 else "shape"
+        answers["their_number"] = f"I see {len(about)} {plural(name)}."
         task = random.choice(tuple(answers))
         return _lean(ask, task, answers[task])
     if before.task == "count":

@@ -17,8 +17,10 @@ from training.vision.palette import (
     SHAPE_NAMES,
     SIZE_NAMES,
     SIZES,
+    contrast,
     look_of,
     named_ground,
+    outline,
 )
 from training.vision.pictures import CELL, MAX_PIXELS, Canvas, Figure, Picture, canvas_size, finished, jpeg
 from training.vision.words import SEEN_WORDS, UNSEEN_WORDS, made_up_word, number_text, random_string, short_text, styled
@@ -44,6 +46,34 @@ def shapes_picture(random: Random, *, held_out: bool, most: int = 6, cells: tupl
             _place(random, canvas, shape, color, None, huge=huge and index == 0)
     if canvas.figures and random.random() < 0.15:
         _caption(random, canvas, held_out)
+    return canvas.finish()
+
+
+def single_picture(random: Random) -> Picture:
+    """One large shape as in the first picture that somebody draws: often a pure colour on white, near the middle."""
+    size, (shade, name) = canvas_size(random, least_cells=random.choice((64, 120, 190))), named_ground(random)
+    if random.random() < 0.4:
+        size = tuple(random.choices((200, 240, 256, 300, 320, 400, 448, 480, 512), k=2))
+        size = (size[0], size[0]) if random.random() < 0.6 else size
+    if random.random() < 0.35:
+        shade, name = (255, 255, 255), "white"
+    canvas = Canvas(random, *size, shade, ground_name=name, fine=random.random() < 0.5)
+    while not canvas.figures:
+        shape, color = random.choice((*SHAPE_NAMES, "square", "square")), random.choice((*COLOR_NAMES, "black"))
+        found = random.choice(COLORS[color].usual) if random.random() < 0.6 else canvas.shade(color)
+        look = look_of(random, shape, shade)
+        if found is None or contrast(found, shade) < 75:
+            continue
+        round_one = shape in ("circle", "ring")
+        points = [(1.0, 1.0)] if round_one else outline(shape, 0.0, 0.0, 1.0, look)
+        reach = [max(abs(point[axis]) for point in points) for axis in (0, 1)]
+        radius = random.uniform(0.2, 0.47) * min(side / far for side, far in zip(size, reach, strict=True))
+        free = [max(0.0, 0.99 * side - 2 * far * radius) for side, far in zip(size, reach, strict=True)]
+        spread = random.choice((0.0, 0.12, 0.12, 1.0))
+        x, y = (side / 2 + spread * random.uniform(-room / 2, room / 2) for side, room in zip(size, free, strict=True))
+        if radius < SIZES["large"][0] * min(size) or near_a_third(x / size[0]) or near_a_third(y / size[1]):
+            continue
+        canvas.figure(Figure(shape, color, "large", x, y, radius), (found[0], found[1], found[2]), look)
     return canvas.finish()
 
 
