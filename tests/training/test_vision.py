@@ -11,14 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
-from models.interfaces.media import ChatMessage, ContentPart, Prompt, VideoFrames, VideoMetadata
+from models.interfaces.media import ChatMessage, ContentPart, Prompt, ToolCall, VideoFrames, VideoMetadata
 from models.qwen_vl.model import load_model
 from models.qwen_vl.processor import Qwen2VLProcessor, load_processor
 from tests.support.chat_golden import generate
 from tests.support.prompts import prompt_of
 from training.vision.blocks import BLOCK_BYTES, on_device, pack, packed
 from training.vision.checkpoint import publish
-from training.vision.conversations import DEFAULT_SYSTEM, Encoder, Example
+from training.vision.conversations import ASKED, DEFAULT_SYSTEM, PICTURES, QUESTION, Encoder, Example, opening
 from training.vision.network import Network, Shape
 from training.vision.pictures import Picture
 from training.vision.questions import Turn
@@ -40,15 +40,33 @@ EXAMPLES = {
     "a picture and two turns": Example(
         [picture(0, 224, 252)],
         [[Turn("color", "What color is the ring?", 'The ring says "0w,".'), Turn("read", "a 7?", "It says 12.")]],
-        [DEFAULT_SYSTEM],
+        [ASKED],
     ),
     "two pictures": Example(
-        [picture(1, 252, 224), picture(2, 224, 336)], [[Turn("count", "How many?", "I see 3 dogs.")]], ["Be brief."]
+        [picture(1, 252, 224), picture(2, 224, 336)],
+        [[Turn("count", "How many?", "I see 3 dogs.")]],
+        [opening("Be brief.")],
     ),
-    "a video": Example(
-        [picture(3, 308, 336, frames=5)], [[Turn("clip", "What moves?", "A é ring.")]], [DEFAULT_SYSTEM]
+    "a video": Example([picture(3, 308, 336, frames=5)], [[Turn("clip", "What moves?", "A é ring.")]], [ASKED]),
+    "no picture": Example([], [[Turn("who", "Who are you?", "I am small.")]], [ASKED]),
+    "a picture after a talk, and another": Example(
+        [picture(4, 224, 224), picture(5, 252, 224)],
+        [[Turn("color", "And this?", "Red."), Turn("read", "What is new?", "It says 7.", shows=1)]],
+        [opening(DEFAULT_SYSTEM, ("user", "Hello!"), ("assistant", "Hi."))],
     ),
-    "no picture": Example([], [[Turn("who", "Who are you?", "I am small.")]], [DEFAULT_SYSTEM]),
+    "a tool's picture": Example(
+        [picture(6, 224, 252)],
+        [[Turn("color", "What is red?", "The ring is red.")]],
+        [
+            (
+                ("system", DEFAULT_SYSTEM),
+                ("user", "Look."),
+                ("assistant", '<tool_call>\n{"name": "shot", "arguments": {"id": 3}}\n</tool_call>'),
+                ("user", PICTURES + "<tool_response>\ndone\n</tool_response>"),
+                ("user", QUESTION),
+            )
+        ],
+    ),
 }
 
 
@@ -82,18 +100,22 @@ def prompt_and_answer(processor: Qwen2VLProcessor, example: Example) -> tuple[Pr
         else:
             items.append(processor.image(Image.fromarray(shown.frames[0])))
         parts.append(ContentPart(item=len(items) - 1))
-    turns = example.conversations[0]
-    messages = [] if example.systems[0] == DEFAULT_SYSTEM else [system_message(example.systems[0])]
+    turns, messages, number = example.conversations[0], [], 0
     for index, turn in enumerate(turns):
-        own = parts if index == 0 else []
-        messages.append(ChatMessage("user", (*own, ContentPart(text=turn.question))))
+        for role, text in example.openings[0] if index == 0 else (("user", PICTURES * turn.shows + QUESTION),):
+            said = text.removeprefix(PICTURES).replace(QUESTION, turn.question)
+            own = parts[number:][: turn.shows or len(parts) - sum(turn.shows for turn in turns)]
+            own = own if text.startswith(PICTURES) else []
+            number += len(own)
+            if said.startswith("<tool_call>"):
+                messages.append(ChatMessage(role, tool_calls=(ToolCall("shot", {"id": 3}),)))
+            elif said.startswith("<tool_response>"):
+                messages.append(ChatMessage("tool", (ContentPart(text="done"), *own)))
+            elif said != DEFAULT_SYSTEM:
+                messages.append(ChatMessage(role, (*own, ContentPart(text=said))))
         if turn is not turns[-1]:
             messages.append(ChatMessage("assistant", (ContentPart(text=turn.answer),)))
     return prompt_of(processor, messages, items), len(processor.tokenize(turns[-1].answer))
-
-
-def system_message(text: str) -> ChatMessage:
-    return ChatMessage("system", (ContentPart(text=text),))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -102,7 +124,7 @@ def test_logits_ids_and_positions_are_the_products(network: Network, directory: 
     processor = load_processor(directory)
     prompt, answer = prompt_and_answer(processor, example)
     encoder = Encoder(directory)
-    tokens = encoder.tokens(example.pictures, example.conversations[0], example.systems[0])
+    tokens = encoder.tokens(example.pictures, example.conversations[0], example.openings[0])
     n = len(prompt.token_ids)
     assert tokens.ids[:n].tolist() == prompt.token_ids.tolist()
     assert np.array_equal(tokens.positions[:, :n], prompt.positions)

@@ -122,7 +122,7 @@ def _opening(random: Random, short: bool) -> Opening:
     kind = random.random() if short else 1.0
     if kind < 0.09:
         return opening(system, *_talk(random))
-    return _of_tool(random, system) if kind < 0.18 else opening(system)
+    return _of_tool(random, system) if kind < 0.2 else opening(system)
 
 
 def _talk(random: Random) -> list[tuple[str, str]]:
@@ -133,7 +133,8 @@ def _talk(random: Random) -> list[tuple[str, str]]:
 
 
 def _of_tool(random: Random, system: str) -> Opening:
-    """A tool was called, and its result has the pictures. The question comes before the call or after the result."""
+    """A tool was called, and its result has the pictures. The question comes before the call or after the result. Or
+    there are tools, and none was called."""
     name, wish, result = (random.choice(DATA["tools"][key]) for key in ("names", "wishes", "results"))
     arguments = random.choice(DATA["tools"]["arguments"])
     kinds = {key: {"type": "integer" if isinstance(value, int) else "string"} for key, value in arguments.items()}
@@ -151,6 +152,11 @@ def _of_tool(random: Random, system: str) -> Opening:
     ]
     if not before and random.random() < 0.3:
         messages.append({"role": "assistant", "content": random.choice(DATA["tools"]["done"])})
+    if random.random() < 0.15:
+        return tuple(
+            (turn["role"], turn["content"])
+            for turn in hermes_turns([{"role": role, "content": text} for role, text in opening(system)], [tool])
+        )
     found = hermes_turns(messages, [tool] if random.random() < 0.6 else [])
     texts = [(turn["role"], PICTURES * ("results" in turn) + turn["content"]) for turn in found]
     return (*texts, *(() if before else (("user", QUESTION),)))
