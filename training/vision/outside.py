@@ -106,7 +106,7 @@ def signs() -> Iterator[Image.Image]:
     import matplotlib
 
     data, random = Path(matplotlib.get_data_path()), Random(3)
-    for code in "☀☁☂☃☎☕☘☠☢☮☯☹☺♈♋♔♘♚♛♞♠♣♥♨♪♫♻⚀⚄⚐⚑⚒⚓⚔⚖⚗⚙⚛⚠⚡⛀✀✂✆✈✉✌✍✎✒❀❁❄❤":
+    for code in "☀☁☂☃☎☕☘☠☢☮☯☹☺♈♋♔♘♚♛♞♠♣♥♨♪♫♻⚀⚄⚐⚑⚒⚓⚔⚖⚗⚙⚛⚠⚡⛀✁✂✆✈✉✌✍✎✒❀❁❄❤":
         face = ImageFont.truetype(data / "fonts/ttf/DejaVuSans.ttf", random.randint(120, 260))
         paper = random.choice(("white", "white", "#f4f0e0", "#202430"))
         image = Image.new("RGB", (320, 320), paper)
