@@ -6,6 +6,7 @@ A block is one row of each field below. Rows past the last example are a segment
 from __future__ import annotations
 
 import queue
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,22 +63,11 @@ def views(buffer: memoryview) -> dict[str, np.ndarray]:
     return arrays
 
 
-@dataclass
-class _Filled:
-    frames: int = 0
-    patches: int = 0
-    tokens: int = 0
-    labels: int = 0
-    segments: int = 0
-    sequences: int = 0
-    turns: int = 0
-
-
 class Packer:
     """Writes examples into the fields of a block until one does not fit."""
 
     def __init__(self, encoder: Encoder, block: dict[str, np.ndarray]) -> None:
-        self.encoder, self.block, self.filled = encoder, block, _Filled()
+        self.encoder, self.block, self.filled = encoder, block, Counter[str]()
         self.tasks: list[str] = []
 
     def add(self, example: Example) -> bool:
@@ -91,16 +81,16 @@ class Packer:
         ]
         filled = self.filled
         fits = (
-            filled.frames + sum(len(frames) * frames.shape[1] for frames in patches) <= FRAMES
-            and filled.patches + sum(t * h * w for t, h, w in grids) <= PATCHES
-            and filled.tokens + sum(len(item.ids) for item in tokens) <= TOKENS
-            and filled.labels + sum(int((item.labels >= 0).sum()) for item in tokens) <= LABELS
-            and filled.segments + sum(t for t, _, _ in grids) < SEGMENTS - _SPARE
-            and filled.sequences + len(tokens) < SEQUENCES - _SPARE
+            filled["frames"] + sum(len(frames) * frames.shape[1] for frames in patches) <= FRAMES
+            and filled["patches"] + sum(t * h * w for t, h, w in grids) <= PATCHES
+            and filled["tokens"] + sum(len(item.ids) for item in tokens) <= TOKENS
+            and filled["labels"] + sum(int((item.labels >= 0).sum()) for item in tokens) <= LABELS
+            and filled["segments"] + sum(t for t, _, _ in grids) < SEGMENTS - _SPARE
+            and filled["sequences"] + len(tokens) < SEQUENCES - _SPARE
         )
         if not fits:
             return False
-        first_row = filled.patches // 4
+        first_row = filled["patches"] // 4
         for picture, frames, grid in zip(pictures, patches, grids, strict=True):
             self._picture(picture, frames, grid)
         for turns, item in zip(example.conversations, tokens, strict=True):
@@ -109,66 +99,68 @@ class Packer:
 
     def close(self) -> None:
         block, filled = self.block, self.filled
-        _end(block["vision_cu"], filled.segments, filled.patches, PATCHES)
-        _end(block["text_cu"], filled.sequences, filled.tokens, TOKENS)
-        for name in ("first", "second"):
-            block[name][filled.patches :] = 0
-        block["coordinates"][filled.patches :] = 0
-        block["frame_starts"][filled.frames :] = 0
-        block["frame_grids"][filled.frames :] = (2, 2, 0, 0)
-        block["frame_pictures"][filled.frames :] = SEGMENTS - 1
-        block["cells"][filled.patches // 4 :] = 0
-        block["ids"][filled.tokens :] = 0
-        block["source"][filled.tokens :] = -1
-        block["positions"][:, filled.tokens :] = 0
-        block["selected"][filled.labels :] = 0
-        block["labels"][filled.labels :] = 0
-        block["weights"][filled.labels :] = 0
-        block["turns"][filled.labels :] = -1
+        _end(block["vision_cu"], filled["segments"], filled["patches"], PATCHES)
+        _end(block["text_cu"], filled["sequences"], filled["tokens"], TOKENS)
+        for name, number in (
+            ("first", "patches"),
+            ("second", "patches"),
+            ("coordinates", "patches"),
+            ("ids", "tokens"),
+        ):
+            block[name][filled[number] :] = 0
+        for name in ("selected", "labels", "weights"):
+            block[name][filled["labels"] :] = 0
+        block["frame_starts"][filled["frames"] :] = 0
+        block["frame_grids"][filled["frames"] :] = (2, 2, 0, 0)
+        block["frame_pictures"][filled["frames"] :] = SEGMENTS - 1
+        block["cells"][filled["patches"] // 4 :] = 0
+        block["source"][filled["tokens"] :] = -1
+        block["positions"][:, filled["tokens"] :] = 0
+        block["turns"][filled["labels"] :] = -1
 
     def _picture(self, picture: Picture, frames: np.ndarray, grid: tuple[int, int, int]) -> None:
         block, filled = self.block, self.filled
         t, h, w = grid
         count, each = len(frames), h * w
-        block["frames"][filled.frames : filled.frames + count * each] = frames.reshape(-1, 588)
-        whole = slice(filled.frames, filled.frames + count * each)
-        block["frame_starts"][whole] = np.repeat(filled.frames + each * np.arange(count), each)
-        block["frame_pictures"][whole] = filled.segments
+        block["frames"][filled["frames"] : filled["frames"] + count * each] = frames.reshape(-1, 588)
+        whole = slice(filled["frames"], filled["frames"] + count * each)
+        block["frame_starts"][whole] = np.repeat(filled["frames"] + each * np.arange(count), each)
+        block["frame_pictures"][whole] = filled["segments"]
         index = np.indices((h, w)).reshape(2, h // 2, 2, w // 2, 2).transpose(1, 3, 2, 4, 0).reshape(each, 2)
         block["frame_grids"][whole, :2] = h, w
         block["frame_grids"][whole, 2:] = np.tile(index, (count, 1))
         for pair in range(t):
-            rows = slice(filled.patches + pair * each, filled.patches + (pair + 1) * each)
+            rows = slice(filled["patches"] + pair * each, filled["patches"] + (pair + 1) * each)
             for name, frame in (("first", 2 * pair), ("second", min(2 * pair + 1, count - 1))):
-                start = filled.frames + frame * each
+                start = filled["frames"] + frame * each
                 block[name][rows] = np.arange(start, start + each)
             block["coordinates"][rows] = index
-            block["vision_cu"][filled.segments] = rows.start
-            filled.segments += 1
-        cells = block["cells"][filled.patches // 4 : (filled.patches + t * each) // 4]
+            block["vision_cu"][filled["segments"]] = rows.start
+            filled["segments"] += 1
+        cells = block["cells"][filled["patches"] // 4 : (filled["patches"] + t * each) // 4]
         cells[:] = 0
         mark(cells, picture, w // 2)
-        filled.frames += count * each
-        filled.patches += t * each
+        filled["frames"] += count * each
+        filled["patches"] += t * each
 
     def _conversation(self, tasks: list[str], item: Tokens, first_row: int) -> None:
         block, filled = self.block, self.filled
-        rows = slice(filled.tokens, filled.tokens + len(item.ids))
+        rows = slice(filled["tokens"], filled["tokens"] + len(item.ids))
         block["ids"][rows] = item.ids
         block["source"][rows] = np.where(item.vision >= 0, item.vision + first_row, -1)
         block["positions"][:, rows] = item.positions
-        block["text_cu"][filled.sequences] = filled.tokens
+        block["text_cu"][filled["sequences"]] = filled["tokens"]
         where = np.flatnonzero(item.labels >= 0)
-        labels = slice(filled.labels, filled.labels + len(where))
-        block["selected"][labels] = where + filled.tokens
+        labels = slice(filled["labels"], filled["labels"] + len(where))
+        block["selected"][labels] = where + filled["tokens"]
         block["labels"][labels] = item.labels[where]
-        block["turns"][labels] = item.turns[where] + filled.turns
+        block["turns"][labels] = item.turns[where] + filled["turns"]
         block["weights"][labels] = [0.3 if tasks[turn] in _CONSTANT else 1.0 for turn in item.turns[where]]
         self.tasks += tasks
-        filled.turns += len(tasks)
-        filled.tokens += len(item.ids)
-        filled.labels += len(where)
-        filled.sequences += 1
+        filled["turns"] += len(tasks)
+        filled["tokens"] += len(item.ids)
+        filled["labels"] += len(where)
+        filled["sequences"] += 1
 
 
 def _end(starts: np.ndarray, index: int, begin: int, end: int) -> None:
@@ -340,8 +332,6 @@ def packed(found: dict[str, Tensor]) -> Packed:
         longest=LONGEST,
     )
 
-
-# Pictures that come again come a little different: moved by some pixels, lighter or darker, with noise.
 
 _MOST_PIXELS = 5
 _GAIN, _OFFSET, _NOISE = 0.06, 8.0, 5.0

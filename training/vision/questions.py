@@ -216,8 +216,6 @@ SAID: dict[str, str] = {task: said.format(known=KNOWN) for task, said in wording
 """Answers of small talk by task."""
 
 
-# Facts of one shape or of the whole picture.
-
 _BROAD = 0.2
 """Of the radius: broader outlines are neither thin lines nor filled shapes."""
 
@@ -362,9 +360,6 @@ def _in_keys(ask: Ask, task: str, facts: Mapping[str, object], most: str) -> Tur
     told = wordings.chosen(ask.random, facts)
     question = wordings.ask(ask.random, task, held_out=ask.held_out, json=True, keys=tuple(told), slots={"most": most})
     return Turn(f"{task}_keys", question, json.dumps(told))
-
-
-# Several shapes.
 
 
 def _pairs(ask: Ask) -> Iterator[Option]:
@@ -568,8 +563,6 @@ def more_yn(ask: Ask) -> Turn | None:
     return replace(turn, answer=f"{'Yes' if right else 'No'}, I see {first} and {second}.")
 
 
-# Parts of a picture.
-
 _UNCLEAR = 0.07
 """Of the picture's side: so near to the line between two halves nobody should be asked for one of them."""
 _HALVES: dict[str, Callable[[Figure, Picture], float]] = {
@@ -660,9 +653,6 @@ def in_order(ask: Ask) -> Iterator[Option]:
             yield option("shape_at", said, figure, shape=figure.shape, spot=asked)
 
 
-# Whole pictures.
-
-
 def description(picture: Picture) -> str:
     """What the model says about a picture in a sentence."""
     if picture.chart:
@@ -690,9 +680,6 @@ def describe(ask: Ask) -> Turn | None:
     task = "describe_chart" if picture.chart and ask.random.random() < 0.5 else "describe"
     turn = ask.turn(task, description(picture), facts)
     return Turn("list_json", turn.question, turn.answer) if ask.json else replace(turn, task="describe")
-
-
-# Printed text and charts.
 
 
 def read(ask: Ask) -> Turn | None:
@@ -791,9 +778,6 @@ def _spoken(ask: Ask, label: str) -> str:
     """As people write it: "Tuesday", "dogs"."""
     said = str(wordings.NATURAL["aliases"].get(label, label.lower()))
     return label if ask.held_out else ask.random.choice((label, said))
-
-
-# What people ask without naming what they see: sizes, "the left one", "which is bigger", "the same color".
 
 
 # Short videos and two pictures at once.
@@ -911,9 +895,6 @@ def _same_of(turn: Turn, other: Picture) -> str | None:
     return None
 
 
-# What no picture answers: who the model is, and what it does not know.
-
-
 def _talk(ask: Ask) -> Iterator[Option]:
     """Small talk, what is asked about many pictures and no answer here says, and what this world does not hold."""
     noun = ask.random.choice(UNSEEN_THINGS if ask.held_out else SEEN_THINGS)
@@ -980,9 +961,6 @@ def _of_seeing(ask: Ask, task: str, *, json: bool = False) -> str:
     slots["place"] = random.choice(PLACES)
     keys = random.sample(wordings.KEYS, random.randint(1, 3)) if json and random.random() < 0.3 else ()
     return wordings.ask(random, task, held_out=ask.held_out, json=json, slots=slots, keys=() if ask.held_out else keys)
-
-
-# Second questions, which mean nothing without the first: "and the square?", "where is it?".
 
 
 def follow_up(ask: Ask, before: Turn) -> Turn | None:

@@ -8,20 +8,9 @@ from random import Random
 
 from PIL import ImageDraw
 
+from training.vision import palette
 from training.vision.fonts import SEEN_FONTS, font
-from training.vision.palette import (
-    COLOR_NAMES,
-    COLORS,
-    HUGE,
-    RGB,
-    SHAPE_NAMES,
-    SIZE_NAMES,
-    SIZES,
-    contrast,
-    look_of,
-    named_ground,
-    outline,
-)
+from training.vision.palette import COLOR_NAMES, RGB, SHAPE_NAMES, SIZE_NAMES, SIZES, look_of, named_ground
 from training.vision.pictures import CELL, MAX_PIXELS, Canvas, Figure, Picture, canvas_size, finished, jpeg
 from training.vision.words import SEEN_WORDS, UNSEEN_WORDS, made_up_word, number_text, random_string, short_text, styled
 
@@ -60,12 +49,12 @@ def single_picture(random: Random) -> Picture:
     canvas = Canvas(random, *size, shade, ground_name=name, fine=random.random() < 0.5)
     while not canvas.figures:
         shape, color = random.choice((*SHAPE_NAMES, "square", "square")), random.choice((*COLOR_NAMES, "black"))
-        found = random.choice(COLORS[color].usual) if random.random() < 0.6 else canvas.shade(color)
+        found = random.choice(palette.COLORS[color].usual) if random.random() < 0.6 else canvas.shade(color)
         look = look_of(random, shape, shade)
-        if found is None or contrast(found, shade) < 75:
+        if found is None or palette.contrast(found, shade) < 75:
             continue
         round_one = shape in ("circle", "ring")
-        points = [(1.0, 1.0)] if round_one else outline(shape, 0.0, 0.0, 1.0, look)
+        points = [(1.0, 1.0)] if round_one else palette.outline(shape, 0.0, 0.0, 1.0, look)
         reach = [max(abs(point[axis]) for point in points) for axis in (0, 1)]
         radius = random.uniform(0.2, 0.47) * min(side / far for side, far in zip(size, reach, strict=True))
         free = [max(0.0, 0.99 * side - 2 * far * radius) for side, far in zip(size, reach, strict=True)]
@@ -123,7 +112,7 @@ def arranged_picture(random: Random) -> Picture:
 def plain_picture(random: Random) -> Picture:
     """Nothing but one colour. Black and white ones are empty pictures, which `shapes_picture` has among others."""
     name = random.choice([name for name in COLOR_NAMES if name not in ("black", "white")])
-    return Canvas(random, *canvas_size(random), COLORS[name].draw(random), ground_name=name).finish()
+    return Canvas(random, *canvas_size(random), palette.COLORS[name].draw(random), ground_name=name).finish()
 
 
 def crowded_picture(random: Random) -> Picture:
@@ -133,13 +122,8 @@ def crowded_picture(random: Random) -> Picture:
         color, shape = random.choice(COLOR_NAMES), random.choice(SHAPE_NAMES)
         alike = random.choices(("nothing", "color", "shape"), (0.6, 0.2, 0.2))[0]
         for _ in range(random.randint(9, 24)):
-            _place(
-                random,
-                canvas,
-                shape if alike == "shape" else random.choice(SHAPE_NAMES),
-                color if alike == "color" else random.choice(COLOR_NAMES),
-                "small",
-            )
+            own = shape if alike == "shape" else random.choice(SHAPE_NAMES)
+            _place(random, canvas, own, color if alike == "color" else random.choice(COLOR_NAMES), "small")
         if len(canvas.figures) >= 9:
             return canvas.finish()
 
@@ -210,13 +194,8 @@ def _alike(random: Random, canvas: Canvas, number: int) -> None:
     same = random.choice(("shape", "color", "both"))
     for _ in range(number):
         other = random.random() < 0.25
-        _place(
-            random,
-            canvas,
-            random.choice(SHAPE_NAMES) if same == "color" or other else shape,
-            random.choice(COLOR_NAMES) if same == "shape" or other else color,
-            size,
-        )
+        own = random.choice(SHAPE_NAMES) if same == "color" or other else shape
+        _place(random, canvas, own, random.choice(COLOR_NAMES) if same == "shape" or other else color, size)
 
 
 def _place(random: Random, canvas: Canvas, shape: str, color: str, size: str | None, *, huge: bool = False) -> None:
@@ -228,7 +207,7 @@ def _place(random: Random, canvas: Canvas, shape: str, color: str, size: str | N
     sizes = SIZE_NAMES if len(canvas.figures) < 3 else ("small", "medium")
     for _ in range(_TRIES):
         chosen = "large" if huge else size or random.choice(sizes)
-        radius = max(random.uniform(*(HUGE if huge else SIZES[chosen])) * side, 11.0)
+        radius = max(random.uniform(*(palette.HUGE if huge else SIZES[chosen])) * side, 11.0)
         reach = min(radius * 1.2, side / 2)
         x = random.uniform(reach, canvas.width - reach)
         y = random.uniform(reach, canvas.height - reach)
