@@ -214,16 +214,10 @@ class Style:
         kind = random.choices(("base", "axes", "box", "none"), (0.35, 0.25, 0.33, 0.07))[0]
         plain = kind in ("base", "none")
         ticks = random.random() < (0.15 if plain else 0.7)
-        return Style(
-            base=kind != "none",
-            axis=not plain,
-            box=kind == "box",
-            ticks=ticks,
-            marks=ticks and not plain and random.random() < 0.7,
-            grid=random.random() < (0.15 if plain else 0.35),
-            named_axis=random.random() < (0.04 if plain else 0.2),
-            thickness=random.choice((1, 1, 1, 2, 3)),
-        )
+        marks = ticks and not plain and random.random() < 0.7
+        grid, named = random.random() < (0.15 if plain else 0.35), random.random() < (0.04 if plain else 0.2)
+        width = random.choice((1, 1, 1, 2, 3))
+        return Style(kind != "none", not plain, kind == "box", ticks, marks, grid, named, width)
 
 
 def _bars(paper: _Paper) -> Chart:
@@ -266,9 +260,8 @@ def _upright(paper: _Paper, size: int, shades: list[RGB], number: int, style: St
     if style.ticks:
         left += paper.length("100", small) + 8
     right = paper.right - (4 if not style.box else random.randint(4, 12))
-    while (
-        number > 2 and max(paper.length(name, size) for name in paper.labels[:number]) > 0.9 * (right - left) / number
-    ):
+    lengths = [paper.length(name, size) for name in paper.labels[:number]]
+    while number > 2 and max(lengths[:number]) > 0.9 * (right - left) / number:
         number -= 1
     labels, values = paper.labels[:number], _values(random, number)
     under = random.choice((0, 2, 4)) if style.marks else 0

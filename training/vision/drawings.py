@@ -120,13 +120,9 @@ class Sheet:
             if ruled or gap:
                 fill = self.colors[0] if (nth < columns and shaded) or (kind == "k" and random.random() < 0.3) else None
                 self.pen.rectangle((x, y, x + wide - 2 * gap, y + high - 2 * gap), fill, self.ink, 2)
-            options = {
-                "w": self.words(1),
-                "n": number_text(random),
-                "d": str(nth + 1),
-                "k": random.choice("ABEFGHKLMRST"),
-            }
-            self.text(x + 0.1 * wide, y + 0.2 * high, options[kind][: max(2, int(1.5 * wide / size))], size)
+            options = self.words(1), number_text(random), str(nth + 1), random.choice("ABEFGHKLMRST")
+            text = options["wndk".index(kind)][: max(2, int(1.5 * wide / size))]
+            self.text(x + 0.1 * wide, y + 0.2 * high, text, size)
 
 
 def _icons(sheet: Sheet) -> None:
@@ -146,10 +142,8 @@ def _icons(sheet: Sheet) -> None:
 
 def _layout(sheet: Sheet) -> None:
     left, top, right, bottom = (0, 0, sheet.width, sheet.height) if sheet.random.random() < 0.6 else sheet.box(0.6)
-    moved = sheet.time * sheet.side * 0.3
-    sheet.draw(
-        sheet.random.choice(_LAYOUTS), (left + moved, top, right + moved, bottom), sheet.random.choice((0, 2, 5))
-    )
+    moved, layout = sheet.time * sheet.side * 0.3, sheet.random.choice(_LAYOUTS)
+    sheet.draw(layout, (left + moved, top, right + moved, bottom), sheet.random.choice((0, 2, 5)))
 
 
 def _flag(sheet: Sheet) -> None:
@@ -220,12 +214,8 @@ def _plot(sheet: Sheet) -> None:
             pen.line((left + part * wide, top, left + part * wide, bottom), fill=sheet.colors[3], width=2)
     if kind == "p" or random.random() < 0.6:
         zero = (bottom + top) / 2 if random.random() < 0.2 else bottom
-        lines = [
-            (left, top, left, bottom),
-            (left, zero, right, zero),
-            (left, top, right, top),
-            (right, top, right, bottom),
-        ]
+        lines = [(left, top, left, bottom), (left, zero, right, zero)]
+        lines += [(left, top, right, top), (right, top, right, bottom)]
         for line in lines[: random.choice((2, 2, 4))]:
             pen.line(line, fill=ink, width=random.choice((2, 3, 4)))
         for index in range(random.randint(-4, 7)):
@@ -270,9 +260,8 @@ def _map(sheet: Sheet) -> None:
     regions = Image.fromarray(shades[far.argmin(-1) % len(shades)])
     sheet.image.paste(regions.resize(sheet.image.size, Image.Resampling.NEAREST))
     for _ in range(random.randint(0, 4)):
-        points = [
-            (random.uniform(0, sheet.width), random.uniform(0, sheet.height)) for _ in range(random.randint(2, 5))
-        ]
+        number = random.randint(2, 5)
+        points = [(random.uniform(0, sheet.width), random.uniform(0, sheet.height)) for _ in range(number)]
         sheet.pen.line(points, sheet.any(), random.randint(3, 16), "curve")
         sheet.text(*points[0], sheet.words(1), random.uniform(16, 36))
 
@@ -342,9 +331,8 @@ def _gradient(sheet: Sheet) -> None:
     elif kind < 0.5:
         part = np.random.default_rng(random.getrandbits(32) + round(_LIFE * sheet.time)).uniform(0, 1, (64, 64))
     part = ((part - part.min()) / np.ptp(part))[..., None]
-    begin, end = (
-        np.array(random.choice((any_color(random), (0, 0, 0), (255, 255, 255))), np.float64) for _ in range(2)
-    )
+    ends = [random.choice((any_color(random), (0, 0, 0), (255, 255, 255))) for _ in range(2)]
+    begin, end = np.array(ends, np.float64)
     end = 255 - begin if np.abs(begin - end).max() < 100 else end
     mixed = begin * (1 - part) + end * part
     sheet.image.paste(Image.fromarray(mixed.astype(np.uint8)).resize(sheet.image.size, Image.Resampling.BICUBIC))

@@ -239,10 +239,8 @@ class Auxiliary(nn.Module):
             held = (targets[:, group.start] > 0).float() * still
             empty = still - held
             weight = held / held.sum().clamp(min=1) + empty / empty.sum().clamp(min=1)
-            each = [
-                (F.cross_entropy(logits[i], targets[:, i], reduction="none") * weight).sum()
-                for i in range(group.start, group.stop)
-            ]
+            pairs = zip(logits[group], targets.T[group], strict=True)
+            each = [(F.cross_entropy(said, held, reduction="none") * weight).sum() for said, held in pairs]
             losses.append(torch.stack(each).mean())
         return losses[0], losses[1]
 

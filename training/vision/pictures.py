@@ -236,10 +236,8 @@ class Canvas:
         gradient = Image.linear_gradient("L").resize(self.image.size)
         if self.random.random() < 0.5:
             gradient = gradient.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
-        other: RGB = tuple(  # type: ignore[assignment]
-            max(0, min(255, value + self.random.randint(-28, 28))) for value in self.ground
-        )
-        self.image.paste(Image.new("RGB", self.image.size, other), (0, 0), gradient)
+        red, green, blue = (max(0, min(255, value + self.random.randint(-28, 28))) for value in self.ground)
+        self.image.paste(Image.new("RGB", self.image.size, (red, green, blue)), (0, 0), gradient)
 
 
 def finished(canvas: Canvas, images: list[Image.Image], bounds: tuple[int, int] = (MIN_PIXELS, MAX_PIXELS)) -> Picture:

@@ -78,9 +78,6 @@ class Ask:
         forced = frozenset(() if told == facts else wordings.keys_of(told))
         return Turn(f"{task}_json", question, json.dumps(told), forced=forced)
 
-    def yes_or_no(self, task: str, right: bool, said: str, **slots: str) -> Turn:
-        return self.turn(task, f"{yes(right)}, {said}.", {"answer": yes(right).lower()}, **slots)
-
     def called(self, figure: Figure) -> str:
         """The name of its shape; many people call a ring a circle."""
         alone = figure.shape == "ring" and all(other.shape != "circle" for other in self.picture.figures)
@@ -545,8 +542,8 @@ def exists(ask: Ask) -> Turn | None:
                 break
         else:
             return None
-    said = f"there is {article(name)}" if right else f"there is no {name}"
-    return ask.yes_or_no("exists", right, said, article=article(name), things=plural(name))
+    said = f"{yes(right)}, there is {article(name) if right else f'no {name}'}."
+    return ask.turn("exists", said, {"answer": yes(right).lower()}, article=article(name), things=plural(name))
 
 
 def more_yn(ask: Ask) -> Turn | None:
@@ -690,11 +687,8 @@ def read(ask: Ask) -> Turn | None:
         return None
     answer = f"It says {joined([quoted(line) for line in lines])}." if lines else "I see no text."
     text = lines[0] if lines else ""
-    suits = {
-        "number": text.isdigit(),
-        "word": text.isalpha() and len(text) > 1,
-        "letter": text.isalpha() and len(text) == 1,
-    }
+    letters = text.isalpha() and len(text)
+    suits = {"number": text.isdigit(), "word": letters > 1, "letter": letters == 1}
     kinds = [kind for kind, fits in suits.items() if fits or not lines]
     spoken = not ask.held_out and len(lines) < 2 and kinds and ask.random.random() < 0.35
     task = f"read_{ask.random.choice(kinds)}" if spoken else "read"
@@ -921,11 +915,9 @@ def not_known(ask: Ask) -> Turn | None:
     """A question of seeing about a picture of what this world does not hold."""
     if not ask.picture.strange:
         return None
-    tasks: tuple[str, ...] = (
-        _MOVING
-        if ask.picture.motion and ask.random.random() < 0.4
-        else (*_SEEING, "count", "count", "exists", *_CHARTS)
-    )
+    tasks: tuple[str, ...] = (*_SEEING, "count", "count", "exists", *_CHARTS)
+    if ask.picture.motion and ask.random.random() < 0.4:
+        tasks = _MOVING
     if not ask.held_out and ask.random.random() < 0.4:
         tasks = _SPOKEN
     question = _of_seeing(ask, ask.random.choice(tasks), json=ask.json)
@@ -950,10 +942,8 @@ def _of_seeing(ask: Ask, task: str, *, json: bool = False) -> str:
     names, shades = random.sample(SHAPE_NAMES, 2), random.sample(COLOR_NAMES, 2)
     slots = {"shape": names[0], "color": shades[0], "others": plural(names[1]), "other": f"{shades[1]} {names[1]}"}
     slots["things"] = random.choice(("shapes", plural(names[0]), f"{shades[0]} {plural(names[0])}"))
-    slots |= {
-        "thing": random.choice((names[0], f"{shades[0]} {names[0]}")),
-        "article": article(f"{shades[0]} {names[0]}"),
-    }
+    named = f"{shades[0]} {names[0]}"
+    slots |= {"thing": random.choice((names[0], named)), "article": article(named)}
     slots |= {"most": random.choice(("largest", "smallest", "biggest")), "nth": random.choice(ORDINALS)}
     slots |= {"more": random.choice(("larger", "bigger", "smaller")), "label": random.choice(SEEN_WORDS)}
     slots |= {"side": random.choice(tuple(SIDES)), "kind": random.choice((shades[0], plural(names[0])))}

@@ -74,9 +74,8 @@ def overlapping_picture(random: Random) -> Picture:
     placed: list[Figure] = []
     for color, _ in colors[: random.choice((2, 2, 3, 4))]:
         chosen = random.choice(("medium", "large", "large"))
-        radius = (
-            random.uniform(*SIZES[chosen]) * min(size) * (1.2 if chosen == "large" and random.random() < 0.3 else 1.0)
-        )
+        radius = random.uniform(*SIZES[chosen]) * min(size)
+        radius *= 1.2 if chosen == "large" and random.random() < 0.3 else 1.0
         for _ in range(_TRIES):
             x, y = (random.uniform(1.2 * radius, side - 1.2 * radius) for side in size)
             reach = [math.hypot(x - f.x, y - f.y) / (radius + f.radius) for f in placed]
@@ -294,9 +293,7 @@ def video_clip(random: Random) -> Picture:
         images = [jpeg(image, quality) for image in images]
     clip = finished(first, images, (VIDEO_MIN_PIXELS, MAX_PIXELS))
     clip.figures, clip.places, clip.end = [replace(figure, hollow=look.hollow)], [], end
-    clip.motion = {"moves": ("moves", direction), "stands": ("stands",), "changes": ("changes", color[0], second[0])}[
-        kind
-    ]
+    clip.motion = (kind, *{"moves": (direction,), "stands": (), "changes": (color[0], second[0])}[kind])
     return clip
 
 

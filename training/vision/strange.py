@@ -188,11 +188,5 @@ def _page(random: Random, width: int, height: int) -> Image.Image:
     return image
 
 
-_KINDS: dict[Callable[[Random, int, int], Image.Image], float] = {
-    _noise: 0.3,
-    _scribbles: 1.0,
-    _textures: 0.7,
-    _photo: 3.0,
-    _page: 1.2,
-    drawing: 18.0,
-}
+_Draw = Callable[[Random, int, int], Image.Image]
+_KINDS: dict[_Draw, float] = {_noise: 0.3, _scribbles: 1.0, _textures: 0.7, _photo: 3.0, _page: 1.2, drawing: 18.0}

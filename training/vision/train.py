@@ -54,12 +54,13 @@ class Trainer:
                 block.compile(dynamic=False)
             self.network.auxiliary.compile(dynamic=False)
             self.network.visual.merger.compile(dynamic=False)
-            for holder, name in (
+            others = (
                 (self.network.model, "words"),
                 (self.network.visual, "embed"),
                 (self, "_answers"),
                 (self, "_shifted"),
-            ):
+            )
+            for holder, name in others:
                 setattr(holder, name, torch.compile(getattr(holder, name), dynamic=False))
 
     def step(self, share: float, nth: int) -> dict[str, Tensor]:

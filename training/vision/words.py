@@ -46,18 +46,14 @@ def styled(random: Random, word: str) -> str:
 
 def number_text(random: Random) -> str:
     """A price, time, date, percentage or plain number."""
-    kind = random.randrange(6)
-    if kind == 0:
-        return f"{random.choice('$€£')}{random.randint(0, 99)}.{random.randint(0, 99):02}"
-    if kind == 1:
-        return f"{random.randint(0, 23)}:{random.randint(0, 59):02}"
-    if kind == 2:
-        return f"{random.randint(1, 31)}.{random.randint(1, 12)}.{random.randint(2000, 2039)}"
-    if kind == 3:
-        return f"{random.randint(1, 100)}%"
-    if kind == 4:
-        return f"{random.randint(1, 999)},{random.randint(0, 999):03}"
-    return str(random.randint(0, 10 ** random.randint(1, 6)))
+    return (
+        lambda: f"{random.choice('$€£')}{random.randint(0, 99)}.{random.randint(0, 99):02}",
+        lambda: f"{random.randint(0, 23)}:{random.randint(0, 59):02}",
+        lambda: f"{random.randint(1, 31)}.{random.randint(1, 12)}.{random.randint(2000, 2039)}",
+        lambda: f"{random.randint(1, 100)}%",
+        lambda: f"{random.randint(1, 999)},{random.randint(0, 999):03}",
+        lambda: str(random.randint(0, 10 ** random.randint(1, 6))),
+    )[random.randrange(6)]()
 
 
 LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZabdefghjkmnqrty"
@@ -71,10 +67,8 @@ def short_text(random: Random) -> str:
 
 
 def made_up_word(random: Random) -> str:
-    syllables = random.randint(1, 3)
-    return "".join(
-        random.choice("bcdfghjklmnprstvwyz")
-        + random.choice("aeiou")
-        + (random.choice("lmnrstkpd") if random.random() < 0.4 else "")
-        for _ in range(syllables)
-    )
+    word = ""
+    for _ in range(random.randint(1, 3)):
+        word += random.choice("bcdfghjklmnprstvwyz") + random.choice("aeiou")
+        word += random.choice("lmnrstkpd") if random.random() < 0.4 else ""
+    return word
