@@ -226,14 +226,8 @@ class Feed:
     """New blocks as processes draw them, and a pool of those before them on the device, which fills batches up."""
 
     def __init__(self, drawn: Drawn, device: torch.device, workers: int, pool: int, seed: int) -> None:
-        loader = DataLoader(
-            drawn,
-            batch_size=None,
-            num_workers=workers,
-            multiprocessing_context="spawn" if workers else None,
-            pin_memory=device.type == "cuda",
-            in_order=False,
-        )
+        loader = DataLoader(drawn, None, num_workers=workers, pin_memory=device.type == "cuda", in_order=False)
+        loader.multiprocessing_context = "spawn" if workers else None
         self._drawn, self._random, self.count = Ahead(iter(loader), 8), Random(seed), 0
         self._pool = torch.zeros(pool, BLOCK_BYTES, dtype=torch.uint8, device=device)
 

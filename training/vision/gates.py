@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
@@ -66,12 +66,12 @@ MOST_WRONG_REFUSALS = 0.01
 BALANCE = (0.45, 0.55)
 
 
-def examples(name: str, number: int) -> Iterator[Example]:
+def examples(name: str, number: int) -> list[Example]:
     """Held-out examples of one gate, of one turn each; of "second_turn" two."""
     random = Random(f"{SEED} {name}")
     draw = _printed if name in PRINTED else _second_turn if name == "second_turn" else _one_turn
     endless = (draw(random, name) for _ in count())
-    yield from islice((example for example in endless if example is not None), number)
+    return list(islice((example for example in endless if example is not None), number))
 
 
 def _one_turn(random: Random, name: str) -> Example | None:
@@ -172,7 +172,7 @@ def measure(options: argparse.Namespace) -> bool:
     dtype = torch.bfloat16 if on.type == "cuda" else torch.float32
     began, found = time.monotonic(), list[Answer]()
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for made in pool.imap(partial(_all_examples, number=options.number), options.only or NAMES):
+        for made in pool.imap(partial(examples, number=options.number), options.only or NAMES):
             for held in on_device(encoder, made, on):
                 found += answers(network, held, dtype)
     scores = score(found, encoder)
@@ -195,10 +195,6 @@ def measure(options: argparse.Namespace) -> bool:
         print(name, *wrong, sep="\n  ")
     print(f"{time.monotonic() - began:.0f} s")
     return not failed
-
-
-def _all_examples(name: str, number: int) -> list[Example]:
-    return list(examples(name, number))
 
 
 def main() -> None:

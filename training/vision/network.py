@@ -240,7 +240,7 @@ class Auxiliary(nn.Module):
             empty = still - held
             weight = held / held.sum().clamp(min=1) + empty / empty.sum().clamp(min=1)
             pairs = zip(logits[group], targets.T[group], strict=True)
-            each = [(F.cross_entropy(said, held, reduction="none") * weight).sum() for said, held in pairs]
+            each = [(F.cross_entropy(said, right, reduction="none") * weight).sum() for said, right in pairs]
             losses.append(torch.stack(each).mean())
         return losses[0], losses[1]
 

@@ -569,22 +569,9 @@ _HALVES: dict[str, Callable[[Figure, Picture], float]] = {
     "at the bottom": lambda figure, picture: figure.y / picture.height - 0.5,
 }
 """By name of a half how far a shape is inside it."""
-_CORNERS = {
-    f"at the {row} {column}": tuple(
-        f"{word} {other} {column}{ending}"
-        for word in ("at the", "in the")
-        for other in (row, "upper" if row == "top" else "lower")
-        for ending in ("", " corner")
-    )
-    for row in ("top", "bottom")
-    for column in ("left", "right")
-}
-_CENTER = ("in the center", "in the middle", "at the center", "in the middle part")
-SPOTS = (
-    *(name for names in wordings.NATURAL["halves"].values() for name in names.split("|")),
-    *(name for names in _CORNERS.values() for name in names),
-    *_CENTER,
-)
+_PARTS: dict[str, str] = wordings.NATURAL["parts"]
+"""The corners, and last the center."""
+SPOTS = tuple("|".join((*wordings.NATURAL["halves"].values(), *_PARTS.values())).split("|"))
 """All names of parts in questions."""
 
 
@@ -598,23 +585,23 @@ def _in_part(ask: Ask) -> tuple[str, str, list[Figure]] | None:
     kind = random.random()
     if kind < 0.6:
         spot = random.choice(tuple(_HALVES))
-        inside, names = _HALVES[spot], tuple(wordings.NATURAL["halves"][spot].split("|"))
+        inside = _HALVES[spot]
         if any(abs(inside(figure, picture)) < _UNCLEAR for figure in spots):
             return None
         there = [figure for figure in spots if inside(figure, picture) > 0]
     elif kind < 0.9:
-        spot = random.choice(tuple(_CORNERS))
-        names = _CORNERS[spot]
+        spot = random.choice(tuple(_PARTS)[:4])
         there = [figure for figure, found in spots.items() if found == spot]
         halves = [_HALVES[f"at the {word}"] for word in spot.split()[2:]]
         if any(min(half(figure, picture) for half in halves) > 0 for figure in spots if figure not in there):
             return None
     else:
-        spot, names = "in the center", _CENTER
+        spot = "in the center"
         there = [figure for figure, found in spots.items() if found == spot]
     if not there and random.random() < 0.7:
         return None
-    return spot, random.choice(names), [figure for figure in reading_order(picture) if figure in there]
+    asked = wordings.word(random, "halves" if spot in _HALVES else "parts", spot)
+    return spot, asked, [figure for figure in reading_order(picture) if figure in there]
 
 
 def _parts(ask: Ask) -> Iterator[Option]:
