@@ -36,6 +36,8 @@ def picture(seed: int, height: int, width: int, *, frames: int = 1) -> Picture:
     return Picture(list(pixels), width, height, motion=("stands",) if frames > 1 else None)
 
 
+CALL = '<tool_call>\n{"name": "shot", "arguments": {"id": 3}}\n</tool_call>'
+RESULT = f"{PICTURES}<tool_response>\ndone\n</tool_response>"
 EXAMPLES = {
     "a picture and two turns": Example(
         [picture(0, 224, 252)],
@@ -43,29 +45,14 @@ EXAMPLES = {
         [ASKED],
     ),
     "two pictures": Example(
-        [picture(1, 252, 224), picture(2, 224, 336)],
-        [[Turn("count", "How many?", "I see 3 dogs.")]],
-        [opening("Be brief.")],
+        [picture(1, 252, 224), picture(2, 224, 336)], [[Turn("count", "How many?", "3 dogs.")]], [opening("Be brief.")]
     ),
     "a video": Example([picture(3, 308, 336, frames=5)], [[Turn("clip", "What moves?", "A é ring.")]], [ASKED]),
     "no picture": Example([], [[Turn("who", "Who are you?", "I am small.")]], [ASKED]),
-    "a picture after a talk, and another": Example(
+    "pictures of a tool and in a later turn": Example(
         [picture(4, 224, 224), picture(5, 252, 224)],
         [[Turn("color", "And this?", "Red."), Turn("read", "What is new?", "It says 7.", shows=1)]],
-        [opening(DEFAULT_SYSTEM, ("user", "Hello!"), ("assistant", "Hi."))],
-    ),
-    "a tool's picture": Example(
-        [picture(6, 224, 252)],
-        [[Turn("color", "What is red?", "The ring is red.")]],
-        [
-            (
-                ("system", DEFAULT_SYSTEM),
-                ("user", "Look."),
-                ("assistant", '<tool_call>\n{"name": "shot", "arguments": {"id": 3}}\n</tool_call>'),
-                ("user", PICTURES + "<tool_response>\ndone\n</tool_response>"),
-                ("user", QUESTION),
-            )
-        ],
+        [(*opening(DEFAULT_SYSTEM, ("user", "Look."), ("assistant", CALL))[:-1], ("user", RESULT), ("user", QUESTION))],
     ),
 }
 
@@ -100,19 +87,15 @@ def prompt_and_answer(processor: Qwen2VLProcessor, example: Example) -> tuple[Pr
         else:
             items.append(processor.image(Image.fromarray(shown.frames[0])))
         parts.append(ContentPart(item=len(items) - 1))
-    turns, messages, number = example.conversations[0], [], 0
+    turns, messages = example.conversations[0], []
     for index, turn in enumerate(turns):
         for role, text in example.openings[0] if index == 0 else (("user", PICTURES * turn.shows + QUESTION),):
-            said = text.removeprefix(PICTURES).replace(QUESTION, turn.question)
-            own = parts[number:][: turn.shows or len(parts) - sum(turn.shows for turn in turns)]
-            own = own if text.startswith(PICTURES) else []
-            number += len(own)
-            if said.startswith("<tool_call>"):
-                messages.append(ChatMessage(role, tool_calls=(ToolCall("shot", {"id": 3}),)))
-            elif said.startswith("<tool_response>"):
-                messages.append(ChatMessage("tool", (ContentPart(text="done"), *own)))
-            elif said != DEFAULT_SYSTEM:
-                messages.append(ChatMessage(role, (*own, ContentPart(text=said))))
+            shown = turn.shows or len(example.pictures) - sum(turn.shows for turn in turns)
+            own = [parts.pop(0) for _ in range(shown if PICTURES in text else 0)]
+            said = "done" if text == RESULT else text.removeprefix(PICTURES).replace(QUESTION, turn.question)
+            message = ChatMessage("tool" if text == RESULT else role, (*own, ContentPart(text=said)))
+            called = ChatMessage(role, tool_calls=(ToolCall("shot", {"id": 3}),))
+            messages += [] if said == DEFAULT_SYSTEM else [called if text == CALL else message]
         if turn is not turns[-1]:
             messages.append(ChatMessage("assistant", (ContentPart(text=turn.answer),)))
     return prompt_of(processor, messages, items), len(processor.tokenize(turns[-1].answer))
@@ -120,8 +103,7 @@ def prompt_and_answer(processor: Qwen2VLProcessor, example: Example) -> tuple[Pr
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_logits_ids_and_positions_are_the_products(network: Network, directory: Path, name: str) -> None:
-    example = EXAMPLES[name]
-    processor = load_processor(directory)
+    example, processor = EXAMPLES[name], load_processor(directory)
     prompt, answer = prompt_and_answer(processor, example)
     encoder = Encoder(directory)
     tokens = encoder.tokens(example.pictures, example.conversations[0], example.openings[0])
