@@ -139,9 +139,10 @@ def _of_tool(random: Random, system: str) -> Opening:
     arguments = random.choice(DATA["tools"]["arguments"])
     kinds = {key: {"type": "integer" if isinstance(value, int) else "string"} for key, value in arguments.items()}
     parameters = {"type": "object", "properties": kinds}
-    tool = {"type": "function", "function": {"name": name, "description": wish, "parameters": parameters}}
+    function: dict[str, object] = {"name": name, "description": wish, "parameters": parameters}
     if random.random() < 0.5:
-        del tool["function"]["description"]
+        del function["description"]
+    tool = {"type": "function", "function": function}
     before = random.random() < 0.45
     asked = random.choice((QUESTION, f"{wish} {QUESTION}")) if before else wish
     messages = [

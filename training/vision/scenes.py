@@ -42,8 +42,8 @@ def single_picture(random: Random) -> Picture:
     """One large shape as in the first picture that somebody draws: often a pure colour on white, near the middle."""
     size, (shade, name) = canvas_size(random, least_cells=random.choice((64, 120, 190))), named_ground(random)
     if random.random() < 0.4:
-        size = tuple(random.choices((200, 240, 256, 300, 320, 400, 448, 480, 512), k=2))
-        size = (size[0], size[0]) if random.random() < 0.6 else size
+        wide, high = random.choices((200, 240, 256, 300, 320, 400, 448, 480, 512), k=2)
+        size = wide, wide if random.random() < 0.6 else high
     if random.random() < 0.35:
         shade, name = (255, 255, 255), "white"
     canvas = Canvas(random, *size, shade, ground_name=name, fine=random.random() < 0.5)
