@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -124,7 +124,7 @@ def unit(
     return x + F.conv1d(snake(total, alpha_out), weight, out)
 
 
-def sound(decoder: CodecDecoder, latents: Tensor) -> Tensor:
+def sound(decoder: CodecDecoder, latents: Tensor, unit: Callable[..., Tensor] = residual_unit.reference) -> Tensor:
     """CodecDecoder.forward by plain PyTorch, which has gradients: [N, D, T] -> samples [N, n]."""
     x = decoder.widen(decoder.first(latents))
     for block in decoder.blocks:
@@ -132,7 +132,7 @@ def sound(decoder: CodecDecoder, latents: Tensor) -> Tensor:
         x = snake_upsample.reference(x, up.scale, up.shift, up.alpha, up.weight, up.bias, up.stride)
         for part in block.units:  # type: ignore[union-attr]
             inner = part.alpha_in, part.depthwise_weight, part.depthwise_bias, part.dilation
-            x = Trainer.unit(x, *inner, part.alpha_out, part.pointwise_weight, part.pointwise_bias)
+            x = unit(x, *inner, part.alpha_out, part.pointwise_weight, part.pointwise_bias)
     return vae_layers.snake_samples.reference(x, decoder.alpha, decoder.last.weight, decoder.last.bias)[:, 0]
 
 
@@ -172,7 +172,6 @@ def published(vae: AudioVAE) -> dict[str, Tensor]:
 
 class Trainer:
     name = "codec"
-    unit = staticmethod(residual_unit.reference)
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.steps, self.options, self.device = 0, options, loop.device()
@@ -182,8 +181,7 @@ class Trainer:
         self.vae.to(self.device).encoder.requires_grad_(False)
         for block in self.vae.decoder.blocks:
             block.up.weight.data = block.up.weight.data.contiguous()  # type: ignore[union-attr,operator]
-        if options.compile:
-            Trainer.unit = staticmethod(torch.compile(unit, dynamic=True))
+        self._unit = torch.compile(unit, dynamic=True) if options.compile else residual_unit.reference
         self.optimiser = loop.Optimiser(self.vae.decoder, average=0.998)
         self.waves, self._reader = Waves(options.frames, self.device), Reader(options.data)
         self._distance = Distance(Vocoder(self.device), self.device)
@@ -216,7 +214,7 @@ class Trainer:
             self.waves.take_in(self._reader, 4)
         wave, latents = self.waves.crops(self._drawn(beginnings), options.crop + _CONTEXT)
         given = self._given(wave, latents)
-        made = sound(self.vae.decoder, given)
+        made = sound(self.vae.decoder, given, self._unit)
         parts = self._distance(made, given, wave, latents, 0 if beginnings else _CONTEXT)
         loss = options.follow * (parts["samples"] + 2.0 * parts["spectrum"])
         (loss + options.natural * (parts["envelope"] + 0.5 * parts["bands"])).backward()

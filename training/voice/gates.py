@@ -125,7 +125,7 @@ def measure(judge: Judge, options: argparse.Namespace, report: Report) -> None:
         other = dictionary(options.words, unheard=kind == "unheard")
         chosen, first = texts(kind, options.sentences, other), kind == options.kinds[0]
         natural, heard = judge.natural(chosen)
-        if first:
+        if first and not options.first_seed:
             for way, copy in (("codec", lambda clip: judge.served.encode(clip.wave)), ("decoder", own_latents)):
                 copies = map(copy, natural)
                 codec = (Speech(patches, judge.served.sound(patches), True) for patches in copies)
