@@ -233,8 +233,11 @@ class Trainer:
         }
 
     def state(self) -> dict[str, Any]:
-        """The moving average; momenta begin anew."""
-        return {"decoder": self.optimiser.average.state(torch.float32)}
+        """The moving average; momenta begin anew. FloatingPointError rather than a state of no use."""
+        average = self.optimiser.average.state(torch.float32)
+        if not all(value.isfinite().all() for value in average.values()):
+            raise FloatingPointError("the decoder has NaN or infinite weights")
+        return {"decoder": average}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.vae.decoder.load_state_dict(state["decoder"])
