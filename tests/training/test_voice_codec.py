@@ -42,7 +42,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespa
     (tmp_path / "data").mkdir()
     write(tmp_path / "data" / "00000.npz", spoken, waves=True)
     monkeypatch.setattr(codec, "_HELD_OUT", 1)
-    weights = {"rate": 1e-3, "noise": 0.3, "follow": 1.0, "natural": 2.0}
+    weights = {"rate": 0.1, "noise": 0.3, "follow": 1.0, "natural": 2.0}
     sizes = {"frames": 100, "least": 1.0, "batch": 2, "crop": 4, "heard": 2}
     return argparse.Namespace(data=tmp_path / "data", out=tmp_path, compile=False, **weights, **sizes)
 
@@ -79,9 +79,9 @@ def test_steps_change_the_decoder_alone(options: argparse.Namespace) -> None:
     latents = torch.randn(1, LATENT_DIM, 5)
     with torch.no_grad():
         wanted = restored.vae.decoder(latents)
-        made = published_codec(options.out).decoder(latents)
+        made, now = (vae.decoder(latents) for vae in (published_codec(options.out), trainer.vae))
     torch.testing.assert_close(made, wanted, atol=2e-3, rtol=0)
-    assert (made - trainer.vae.decoder(latents)).abs().max() > 2e-3
+    assert (made - now).abs().max() > 2e-3
 
 
 def test_batches_leave_the_held_out_crops_alone(options: argparse.Namespace) -> None:
@@ -99,5 +99,5 @@ def test_the_vocoder_sounds_the_pitch_in_whole_cycles_of_a_frame() -> None:
     latents[:, SPECTRAL : SPECTRAL + 2] = (torch.tensor(8.2 * FRAME_RATE).log() - basis.pitch[0]) / basis.pitch[1]
     latents[:, SPECTRAL + 2 :] = 1.0
     frame = Vocoder(torch.device("cpu"))(latents)[0, 4 * 1920 : 5 * 1920]
-    lines = torch.fft.rfft(frame).abs()[: int(2000 / FRAME_RATE)]
-    assert lines[8::8].min() > 20.0 * lines.scatter(0, torch.arange(0, len(lines), 8), 0.0).max()
+    power = torch.fft.rfft(frame).abs()[: int(2000 / FRAME_RATE)].square()
+    assert power[8::8].sum() > 0.99 * power.sum()
