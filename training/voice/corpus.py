@@ -108,12 +108,15 @@ def _characters(text: str, said: Utterance) -> tuple[np.ndarray, np.ndarray]:
 _ARRAYS = ("latents", "phones", "span")
 
 
-def write(path: Path, utterances: list[Spoken]) -> None:
+def write(path: Path, utterances: list[Spoken], waves: bool = False) -> None:
     """Arrays of all utterances, one after the other, with their texts and numbers of patches. Whole or not at all:
     readers look for the file while it is being made."""
     hidden = path.with_suffix(".part")
     with hidden.open("wb") as file:
-        arrays = {key: np.concatenate([getattr(u, key) for u in utterances]) for key in _ARRAYS}
+        arrays = {
+            key: np.concatenate([getattr(u, key) for u in utterances])
+            for key in (*_ARRAYS, *(["wave"] if waves else []))
+        }
         arrays["texts"] = np.array([u.text for u in utterances])
         arrays["patches"] = np.array([len(u.span) for u in utterances], np.int64)
         np.savez(file, allow_pickle=False, **arrays)
@@ -181,7 +184,7 @@ def make(options: argparse.Namespace) -> None:
         writer = Writer(options.seed * 100_003 + number, other)
         texts = [writer.text(shares) for _ in range(PER_FILE)]
         spoken = [prepare(text, speaker.speak(text), listener) for text in texts]
-        write(options.directory / f"{number:05d}-{options.seed:05d}.npz", spoken)
+        write(options.directory / f"{number:05d}-{options.seed:05d}.npz", spoken, options.waves)
 
 
 def source(parser: argparse.ArgumentParser) -> None:
@@ -195,6 +198,7 @@ def main() -> None:
     source(parser)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--files", type=int, default=1)
+    parser.add_argument("--waves", action="store_true", help="with their samples, for the codec")
     parser.add_argument("--echoes", type=float, default=0.0, help="share of texts with words that are alike")
     make(parser.parse_args())
 

@@ -22,6 +22,7 @@ from training.voice import corpus
 from training.voice.corpus import Listener, Spoken, prepare
 from training.voice.flite import Flite
 from training.voice.gauge import Heard, Take, follow, one_each, score, wrong_phones
+from training.voice.latents import FRAMES
 from training.voice.recogniser import down
 from training.voice.recogniser import load as load_recogniser
 from training.voice.served import Prompt, Served, Speech
@@ -113,17 +114,22 @@ class Judge:
             yield from self.served.speak(asked[start : start + _TOGETHER])
 
 
+def own_latents(clip: Spoken) -> Tensor:
+    return torch.from_numpy(clip.latents).float().unflatten(0, (-1, FRAMES))
+
+
 def measure(judge: Judge, options: argparse.Namespace, report: Report) -> None:
     """Each mode of the first kind, the plain one of all, some for each seed; of the first kind also natural speech
-    through the codec."""
+    through the codec, and its latents through the decoder alone."""
     for kind in options.kinds:
         other = dictionary(options.words, unheard=kind == "unheard")
         chosen, first = texts(kind, options.sentences, other), kind == options.kinds[0]
         natural, heard = judge.natural(chosen)
-        if first:
-            copies = (judge.served.encode(clip.wave) for clip in natural)
-            codec = (Speech(patches, judge.served.sound(patches), True) for patches in copies)
-            report(f"{kind} codec", score(list(judge.takes(codec, natural, heard))))
+        if first and not options.first_seed:
+            for way, copy in (("codec", lambda clip: judge.served.encode(clip.wave)), ("decoder", own_latents)):
+                copies = map(copy, natural)
+                codec = (Speech(patches, judge.served.sound(patches), True) for patches in copies)
+                report(f"{kind} {way}", score(list(judge.takes(codec, natural, heard))))
         for mode in options.modes if first else MODES[:1]:
             count = options.seeds if kind in SEEDED and mode == MODES[0] else 1
             for seed in range(options.first_seed, options.first_seed + count):
