@@ -21,7 +21,7 @@ from training.voice.texts import KNOWN
 SHARES = {"own": 0.45, "voices": 0.4, "noise": 0.15}
 REVERSED = 0.3
 """Of what is no speech: speech that runs backwards."""
-SECONDS = {4: 0.35, 8: 0.3, 16: 0.2, 24: 0.15}
+SECONDS = {4: 0.35, 8: 0.3, 16: 0.2, 32: 0.15}
 """Lengths of items, and their shares of the batches."""
 _CONTEXT = 16
 _ROOM = 0.4
