@@ -27,10 +27,8 @@ class Vocabulary:
     def __init__(self) -> None:
         self._tokenizer = Tokenizer.from_file(str(PUBLISHED / "tokenizer.json"))
         self.suffix = self.ids("<|audio_end|><|im_end|>\n<|im_start|>assistant\n")
-        self.nothing, self.speech = (
-            self.ids("language None<asr_text><|im_end|>"),
-            self.ids("language English<asr_text>"),
-        )
+        self.nothing = self.ids("language None<asr_text><|im_end|>")
+        self.speech = self.ids("language English<asr_text>")
         self.end = self.nothing[-1]
 
     def ids(self, text: str) -> list[int]:
