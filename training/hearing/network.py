@@ -12,7 +12,7 @@ from models.qwen3_asr.config import CHUNK_FRAMES, CHUNK_ROWS, HOP, MEL_BANDS, N_
 from models.qwen3_asr.encoder import BANDS, NORM_EPS, sinusoid
 from models.qwen3_asr.log_mel import mel_filters, windowed_dft
 from training.hearing.checkpoint import AUDIO, TEXT
-from training.transformer import Block, RMSNorm, linear
+from training.transformer import Block, Parts, RMSNorm, linear
 from training.voice.flite import PHONES
 
 PHONES_PER_ROW = 4
@@ -52,17 +52,12 @@ class Features(nn.Module):
         return mel.unflatten(1, (-1, CHUNK_FRAMES)).transpose(2, 3)
 
 
-class Attention(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(width, width) for _ in range(4))
-
-
 class TowerBlock(nn.Module):
     def __init__(self, width: int, inner: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.self_attn = Attention(width)
+        names = ("q_proj", "k_proj", "v_proj", "out_proj")
+        self.self_attn = Parts(**{name: nn.Linear(width, width) for name in names})
         self.self_attn_layer_norm, self.final_layer_norm = (nn.LayerNorm(width, eps=NORM_EPS) for _ in range(2))
         self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
 

@@ -40,13 +40,9 @@ Sounds = tuple[str, np.ndarray, np.ndarray]
 
 
 def write(path: Path, sounds: list[Sounds]) -> None:
-    """Whole or not at all: readers look for the file while it is being made."""
-    hidden = path.with_suffix(".part")
-    with hidden.open("wb") as file:
-        texts, waves, phones = zip(*sounds, strict=True)
-        arrays = {"wave": np.concatenate(waves), "sounds": np.concatenate(phones), "texts": np.array(texts)}
-        np.savez(file, allow_pickle=False, samples=np.array([len(wave) for wave in waves]), **arrays)
-    hidden.rename(path)
+    texts, waves, phones = zip(*sounds, strict=True)
+    arrays = {"wave": np.concatenate(waves), "sounds": np.concatenate(phones), "texts": np.array(texts)}
+    corpus.save(path, samples=np.array([len(wave) for wave in waves]), **arrays)
 
 
 def unknown(text: str, wave: np.ndarray) -> Sounds:

@@ -27,7 +27,8 @@ from training.vision.pictures import CELL, Picture
 PATCHES, FRAMES, TOKENS, LABELS = 12288, 16384, 12288, 3840
 SEGMENTS, SEQUENCES = 72, 136
 LONGEST = 2304
-_SPARE = 8
+_ROOM = {"frames": FRAMES, "patches": PATCHES, "tokens": TOKENS, "labels": LABELS, "segments": 63, "sequences": 127}
+"""The most of a block; some segments and sequences stay for the rows behind the last example."""
 LETTERS = " " + "".join(chr(code) for code in range(33, 127)) + "£€°"
 _CONSTANT = {"thing", "knowledge", "who", "skills", "hello", "thanks", "no_picture", "not_known", "unknown"}
 FIELDS: dict[str, tuple[tuple[int, ...], type]] = {
@@ -49,18 +50,14 @@ FIELDS: dict[str, tuple[tuple[int, ...], type]] = {
     "turns": ((LABELS,), np.int16),
     "cells": ((PATCHES // 4, 3 + LETTERS_PER_CELL), np.uint8),
 }
-BLOCK_BYTES = sum(int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in FIELDS.values())
+_SIZES = [int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in FIELDS.values()]
+BLOCK_BYTES = sum(_SIZES)
 
 
-def views(buffer: memoryview) -> dict[str, np.ndarray]:
-    """The fields of a block in `buffer`, which has BLOCK_BYTES."""
-    arrays: dict[str, np.ndarray] = {}
-    start = 0
-    for name, (shape, kind) in FIELDS.items():
-        size = int(np.prod(shape)) * np.dtype(kind).itemsize
-        arrays[name] = np.frombuffer(buffer[start : start + size], dtype=kind).reshape(shape)
-        start += size
-    return arrays
+def views(buffer: bytearray) -> dict[str, np.ndarray]:
+    """The fields of a block in `buffer`, BLOCK_BYTES of zeros."""
+    parts = np.split(np.frombuffer(buffer, np.uint8), np.cumsum(_SIZES)[:-1])
+    return {n: part.view(kind).reshape(shape) for part, (n, (shape, kind)) in zip(parts, FIELDS.items(), strict=True)}
 
 
 class Packer:
@@ -79,18 +76,17 @@ class Packer:
             self.encoder.tokens(pictures, turns, opening)
             for turns, opening in zip(example.conversations, example.openings, strict=True)
         ]
-        filled = self.filled
-        fits = (
-            filled["frames"] + sum(len(frames) * frames.shape[1] for frames in patches) <= FRAMES
-            and filled["patches"] + sum(t * h * w for t, h, w in grids) <= PATCHES
-            and filled["tokens"] + sum(len(item.ids) for item in tokens) <= TOKENS
-            and filled["labels"] + sum(int((item.labels >= 0).sum()) for item in tokens) <= LABELS
-            and filled["segments"] + sum(t for t, _, _ in grids) < SEGMENTS - _SPARE
-            and filled["sequences"] + len(tokens) < SEQUENCES - _SPARE
-        )
-        if not fits:
+        needed = {
+            "frames": sum(len(frames) * frames.shape[1] for frames in patches),
+            "patches": sum(t * h * w for t, h, w in grids),
+            "tokens": sum(len(item.ids) for item in tokens),
+            "labels": sum(int((item.labels >= 0).sum()) for item in tokens),
+            "segments": sum(t for t, _, _ in grids),
+            "sequences": len(tokens),
+        }
+        if any(self.filled[name] + number > _ROOM[name] for name, number in needed.items()):
             return False
-        first_row = filled["patches"] // 4
+        first_row = self.filled["patches"] // 4
         for picture, frames, grid in zip(pictures, patches, grids, strict=True):
             self._picture(picture, frames, grid)
         for turns, item in zip(example.conversations, tokens, strict=True):
@@ -101,21 +97,9 @@ class Packer:
         block, filled = self.block, self.filled
         _end(block["vision_cu"], filled["segments"], filled["patches"], PATCHES)
         _end(block["text_cu"], filled["sequences"], filled["tokens"], TOKENS)
-        for name, number in (
-            ("first", "patches"),
-            ("second", "patches"),
-            ("coordinates", "patches"),
-            ("ids", "tokens"),
-        ):
-            block[name][filled[number] :] = 0
-        for name in ("selected", "labels", "weights"):
-            block[name][filled["labels"] :] = 0
-        block["frame_starts"][filled["frames"] :] = 0
         block["frame_grids"][filled["frames"] :] = (2, 2, 0, 0)
         block["frame_pictures"][filled["frames"] :] = SEGMENTS - 1
-        block["cells"][filled["patches"] // 4 :] = 0
         block["source"][filled["tokens"] :] = -1
-        block["positions"][:, filled["tokens"] :] = 0
         block["turns"][filled["labels"] :] = -1
 
     def _picture(self, picture: Picture, frames: np.ndarray, grid: tuple[int, int, int]) -> None:
@@ -138,7 +122,6 @@ class Packer:
             block["vision_cu"][filled["segments"]] = rows.start
             filled["segments"] += 1
         cells = block["cells"][filled["patches"] // 4 : (filled["patches"] + t * each) // 4]
-        cells[:] = 0
         mark(cells, picture, w // 2)
         filled["frames"] += count * each
         filled["patches"] += t * each
@@ -194,7 +177,7 @@ def pack(encoder: Encoder, examples: list[Example]) -> list[tuple[dict[str, np.n
     packers: list[Packer] = []
     for example in examples:
         if not packers or not packers[-1].add(example):
-            packers.append(Packer(encoder, views(memoryview(bytearray(BLOCK_BYTES)))))
+            packers.append(Packer(encoder, views(bytearray(BLOCK_BYTES))))
             if not packers[-1].add(example):
                 raise ValueError("an example is larger than a block")
     for packer in packers:
@@ -215,7 +198,7 @@ class Drawn(IterableDataset[Tensor]):
         waiting: Example | None = None
         while True:
             buffer = bytearray(BLOCK_BYTES)
-            packer = Packer(encoder, views(memoryview(buffer)))
+            packer = Packer(encoder, views(buffer))
             while packer.add(waiting := waiting or make_example(random)):
                 waiting = None
             packer.close()
@@ -294,12 +277,8 @@ def answers(network: Network, held: Held, dtype: torch.dtype) -> list[Answer]:
 def fields(rows: Tensor) -> dict[str, Tensor]:
     """Blocks uint8 [n, BLOCK_BYTES] -> their fields, each [n, ...]."""
     kinds: dict[type, torch.dtype] = {np.uint8: torch.uint8, np.int16: torch.int16, np.float16: torch.float16}
-    found, start = {}, 0
-    for name, (shape, kind) in FIELDS.items():
-        size = int(np.prod(shape)) * np.dtype(kind).itemsize
-        found[name] = rows[:, start : start + size].contiguous().view(kinds[kind]).view(len(rows), *shape)
-        start += size
-    return found
+    parts = zip(rows.split(_SIZES, 1), FIELDS.items(), strict=True)
+    return {n: part.contiguous().view(kinds[kind]).view(len(rows), *shape) for part, (n, (shape, kind)) in parts}
 
 
 def packed(found: dict[str, Tensor]) -> Packed:

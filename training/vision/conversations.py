@@ -17,15 +17,11 @@ from models.qwen_vl.positions import mrope_positions
 from models.text.tools import hermes_turns
 from training.vision import scenes
 from training.vision.charts import chart_picture
+from training.vision.drawings import strange_clip, strange_picture
 from training.vision.pictures import CELL, Picture
 from training.vision.questions import MAKERS, Ask, Turn, follow_up
-from training.vision.strange import strange_clip, strange_picture
 
 DEFAULT_SYSTEM = "You are a helpful assistant."
-SYSTEMS = (
-    *("You see pictures.", "Answer briefly.", "You are a model that sees.", "Answer in one sentence.", "Be helpful."),
-    *("Describe what you see.", "You answer questions about pictures.", "Be brief and exact."),
-)
 PICTURES, QUESTION = "\0", "\1"
 """What stands for the pictures, at the begin of a message, and for the first question."""
 _PATCH = 14
@@ -118,7 +114,7 @@ _IN_TURN = ("shapes", "text", "chart", "single", "overlap", "arranged", "plain",
 
 def _opening(random: Random, short: bool) -> Opening:
     """Sometimes there is a talk before, or a tool's result has the pictures."""
-    system = DEFAULT_SYSTEM if random.random() < 0.75 else random.choice(SYSTEMS)
+    system = DEFAULT_SYSTEM if random.random() < 0.75 else random.choice(DATA["systems"])
     kind = random.random() if short else 1.0
     if kind < 0.09:
         return opening(system, *_talk(random))

@@ -40,13 +40,6 @@ DATA = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"
 _HONEST = ("picture", "drawing", "plot", "sign", "clip")
 GATES = {"right": 0.92, "refused": 0.02, **{f"honest of a {kind}": 0.95 for kind in _HONEST}}
 """Least shares; of what is refused the largest."""
-ASKED = (
-    "What is this?",
-    "Describe the picture.",
-    "What do you see here?",
-    "How many circles are there?",
-    "What moves?",
-)
 
 
 def drawn(scene: dict[str, Any], across: float = 0.0) -> Image.Image:
@@ -228,7 +221,7 @@ def measure(network: Network, encoder: Encoder) -> dict[str, Any]:
             if not found["right"][-1]:
                 wrong.append(f"{name} | {question} | {answer}")
     for nth, (kind, images) in enumerate(others()):
-        shown, question = picture(images), ASKED[nth % (4 if len(images) == 1 else 5)]
+        shown, question = picture(images), DATA["asked"][nth % (4 if len(images) == 1 else 5)]
         answer = said(network, encoder, shown, seen(network, shown), question, 24)
         honest = ONLY.startswith(answer) or answer == MANY
         for name in (kind, "clip" if kind == "clip" else "picture"):

@@ -148,19 +148,12 @@ class Canvas:
 
     def _paint(self, pen: ImageDraw.ImageDraw, figure: Figure, shade: RGB | int, look: Look) -> None:
         x, y, radius = (value * self.scale for value in (figure.x, figure.y, figure.radius))
-        thickness = max(2, round(radius * look.hollow))
+        filled = (shade, look.edge, self.scale)
+        how = (None, shade, max(2, round(radius * look.hollow))) if look.hollow else filled
         if figure.shape in ("circle", "ring"):
-            box = (x - radius, y - radius, x + radius, y + radius)
-            if figure.shape == "ring":
-                pen.ellipse(box, outline=shade, width=thickness)
-            else:
-                pen.ellipse(box, fill=shade, outline=look.edge, width=self.scale)
-            return
-        points = outline(figure.shape, x, y, radius, look)
-        if look.hollow:
-            pen.polygon(points, outline=shade, width=thickness)
+            pen.ellipse((x - radius, y - radius, x + radius, y + radius), *how)
         else:
-            pen.polygon(points, fill=shade, outline=look.edge, width=self.scale)
+            pen.polygon(outline(figure.shape, x, y, radius, look), *how)
 
     def box(self, box: tuple[float, float, float, float], shade: RGB) -> None:
         self._draw.rectangle([value * self.scale for value in box], fill=shade)

@@ -26,8 +26,6 @@ MOST_SHAPES = 6
 MANY = f"I see more than {MOST_SHAPES} shapes."
 SIDES = {"left": "left of", "right": "right of", "above": "above", "below": "below"}
 """What is said of a shape on each side of another."""
-
-
 About = Figure | str | tuple[Figure, ...] | None
 
 
@@ -886,10 +884,10 @@ def _talk(ask: Ask) -> Iterator[Option]:
         yield option(task, said)
 
 
-_SEEING = (
-    *("color", "shape", "count", "where", "relation", "exists", "largest", "describe", "read"),
-    *("only_color", "only_shape", "is_shape", "ground"),
+_SEEING, _NAMING, _CHARTS, _MOVING = (
+    tuple(wordings.NATURAL["seeing"][kind].split()) for kind in ("usual", "spoken", "chart", "clip")
 )
+"""Tasks that need something to be seen."""
 
 
 def no_picture(ask: Ask) -> Turn | None:
@@ -911,11 +909,6 @@ def not_known(ask: Ask) -> Turn | None:
     return Turn("not_known", question, json.dumps(UNKNOWN) if "json" in question.lower() else ONLY)
 
 
-_NAMING = ("size", "largest", "list", "colors", "which_larger", "most_color", "read_word", "read_number", "in_order")
-_CHARTS = (
-    *("list", "colors", "chart_title", "chart_kind", "describe_chart", "chart_most", "chart_bars", "read_line", "ink"),
-)
-_MOVING = ("clip", "direction", "moves_yn", "change")
 _SPOKEN = tuple(
     task
     for task in wordings.SPOKEN
@@ -942,11 +935,6 @@ def _of_seeing(ask: Ask, task: str, *, json: bool = False) -> str:
 
 def follow_up(ask: Ask, before: Turn) -> Turn | None:
     """A question that leans on `before`, or None where there is none with one right answer."""
-    turn = _follow_up(ask, before)
-    return turn and replace(turn, task="second_turn")
-
-
-def _follow_up(ask: Ask, before: Turn) -> Turn | None:
     about, random = before.about, ask.random
     if isinstance(about, str) and (before.task == "in_nth" or before.task.endswith(("_start", "_end"))):
         said = before.question.lower() if before.task == "in_nth" else before.task
@@ -992,7 +980,7 @@ def _follow_up(ask: Ask, before: Turn) -> Turn | None:
 
 
 def _lean(ask: Ask, task: str, answer: str, **slots: str) -> Turn:
-    return Turn("", wordings.ask(ask.random, task, held_out=ask.held_out, slots=slots), answer)
+    return Turn("second_turn", wordings.ask(ask.random, task, held_out=ask.held_out, slots=slots), answer)
 
 
 def _next_count(ask: Ask, before: Turn) -> Turn | None:

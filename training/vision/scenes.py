@@ -235,16 +235,11 @@ def _caption(random: Random, canvas: Canvas, held_out: bool) -> None:
             continue
         x = random.uniform(4, canvas.width - 4 - (right - left)) - left
         y = random.uniform(4, canvas.height - 4 - (bottom - top)) - top
-        box = (x + left, y + top, x + right, y + bottom)
-        if not any(_touches(box, figure) for figure in canvas.figures):
+        near = ((min(max(f.x, x + left), x + right), min(max(f.y, y + top), y + bottom)) for f in canvas.figures)
+        apart = (math.hypot(f.x - a, f.y - b) - 1.2 * f.radius for f, (a, b) in zip(canvas.figures, near, strict=True))
+        if min(apart) >= 3:
             canvas.text(text, round(x), round(y), face, size, ink, shade, line=True)
             return
-
-
-def _touches(box: tuple[float, float, float, float], figure: Figure) -> bool:
-    x = min(max(figure.x, box[0]), box[2])
-    y = min(max(figure.y, box[1]), box[3])
-    return math.hypot(figure.x - x, figure.y - y) < figure.radius * 1.2 + 3
 
 
 def video_clip(random: Random) -> Picture:

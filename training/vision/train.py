@@ -50,17 +50,10 @@ class Trainer:
         self._shifted: Callable[..., Tensor] = shifted
         self._new = 0
         if options.compile:
-            for block in (*self.network.visual.blocks, *self.network.model.layers):
-                block.compile(dynamic=False)
-            self.network.auxiliary.compile(dynamic=False)
-            self.network.visual.merger.compile(dynamic=False)
-            others = (
-                (self.network.model, "words"),
-                (self.network.visual, "embed"),
-                (self, "_answers"),
-                (self, "_shifted"),
-            )
-            for holder, name in others:
+            visual, model = self.network.visual, self.network.model
+            for part in (*visual.blocks, *model.layers, self.network.auxiliary, visual.merger):
+                part.compile(dynamic=False)
+            for holder, name in ((model, "words"), (visual, "embed"), (self, "_answers"), (self, "_shifted")):
                 setattr(holder, name, torch.compile(getattr(holder, name), dynamic=False))
 
     def step(self, share: float, nth: int) -> dict[str, Tensor]:

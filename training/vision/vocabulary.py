@@ -25,7 +25,7 @@ _COLORS = tuple(name for name in COLOR_NAMES if name not in SPELLED)
 _ANSWERS = (
     *(questions.ONLY, questions.NO_PICTURE, *questions.SAID.values(), *_DATA["answers"]),
     *map(" ".join, (_COLORS, SHAPE_NAMES, map(plural, SHAPE_NAMES), SIZE_NAMES)),
-    *(conversations.DEFAULT_SYSTEM, *conversations.SYSTEMS, *questions.SPOTS),
+    *(conversations.DEFAULT_SYSTEM, *conversations.DATA["systems"], *questions.SPOTS),
 )
 _JSON = (
     *(*_DATA["json tokens"], *_COLORS, *SHAPE_NAMES, *wordings.KEYS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from zlib import crc32
@@ -15,16 +16,16 @@ def listed(name: str) -> tuple[str, ...]:
     return tuple(" ".join(_DATA[name]).split())
 
 
-def _parted(words: tuple[str, ...], one_in: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def parted(words: Sequence[str], one_in: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Words of training, and those held out."""
     held_out = {word for word in words if not crc32(word.encode()) % one_in}
     return tuple(w for w in words if w not in held_out), tuple(w for w in words if w in held_out)
 
 
 _SAME_IN_BOTH_CASES = set("cosuvwxzp")
-SEEN_WORDS, UNSEEN_WORDS = _parted(tuple(w for w in listed("signs") if not set(w) <= _SAME_IN_BOTH_CASES), 8)
+SEEN_WORDS, UNSEEN_WORDS = parted([w for w in listed("signs") if not set(w) <= _SAME_IN_BOTH_CASES], 8)
 # "ring" is a shape, "sign" what questions call printed text.
-SEEN_THINGS, UNSEEN_THINGS = _parted(tuple(w for w in listed("things") if w not in ("ring", "sign")), 6)
+SEEN_THINGS, UNSEEN_THINGS = parted([w for w in listed("things") if w not in ("ring", "sign")], 6)
 PLACES = listed("places")
 CHART_LABELS = tuple(tuple(labels.split()) for labels in _DATA["chart labels"])
 CHART_TITLES = tuple(_DATA["chart titles"])

@@ -11,9 +11,9 @@ The encoder and the latents stay as they are. OUT/audiovae.safetensors is the pu
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable, Mapping
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,10 @@ from models.voxcpm2.vae_layers import CausalConv, ResidualUnit, SnakeUpsample, r
 from models.voxcpm2.vae_weights import load_audio_vae, published_names
 from training import loop
 from training.voice.config import PUBLISHED
-from training.voice.corpus import Reader
+from training.voice.corpus import Reader, Store
 from training.voice.flite import SAMPLE_RATE
-from training.voice.latents import DELAY, FRAMES, HOP, LATENT_DIM, Spectrum, mel_filters
+from training.voice.latents import DELAY, FRAME_RATE, FRAMES, HOP, SPECTRAL, Basis, Spectrum, mel_filters
 from training.voice.recogniser import down
-from training.voice.vocoder import Vocoder
 
 _CODEC = "audiovae.safetensors"
 _CONTEXT = 8
@@ -42,38 +41,84 @@ _HELD_OUT = 32
 """Crops of the first speech, which is not trained on."""
 _WINDOWS = (384, 1536)
 """Samples at 48 kHz, where the upper half must stay silent."""
+_STEPS, _MELS, _FFT, _WINDOW, _FLOOR = 4, 80, 1024, 400, 0.04
+"""Spectra in a frame, and how latents.Spectrum made them."""
+_PERIOD = 3 * HOP
+"""Samples of a frame at 48 kHz."""
+_LINES = int(SAMPLE_RATE / 2 / FRAME_RATE) - 1
+"""Sinusoids below 8 kHz, FRAME_RATE apart."""
+_DISPERSION = 0.002
+"""Seconds that the voice's highest frequencies come before its lowest: less of a peak than one pulse."""
+_BREATH, _BREATH_WIDTH = 3500.0, 450.0
+"""Hz above which a voice is noise, and how gradually."""
 _QUIET = 0.05
 """Magnitudes below it count little: the gradients of roots and logarithms of silence know no bounds."""
 
 
-class Waves:
-    """Samples, latents and beginnings of utterances so far, on the device."""
+class Vocoder:
+    """What the decoder starts from: latent frames as a sum of sinusoids, a function of nothing but the frames.
 
-    def __init__(self, frames: int, device: torch.device) -> None:
-        self.wave = torch.zeros(frames * HOP, dtype=torch.int16, device=device)
-        self.latents = torch.zeros(frames, LATENT_DIM, dtype=torch.float16, device=device)
-        self.first = torch.zeros(0, dtype=torch.int64, device=device)
-        self.frames = 0
+    A decoder of convolutions over frames of 40 ms gives the same samples wherever its frames are alike, so what it can
+    hold are multiples of 25 Hz whose phases begin anew with each frame, and that is what is asked of it."""
 
-    def take_in(self, reader: Reader, most: int) -> None:
-        """New files, while there is room."""
-        for path in islice(reader.new(), most):
-            with np.load(path) as file:
-                begin, end = self.frames, self.frames + len(file["latents"])
-                if end > len(self.latents):
-                    return
-                self.wave[begin * HOP : end * HOP] = torch.from_numpy(file["wave"])
-                self.latents[begin:end] = torch.from_numpy(file["latents"])
-                counts = torch.from_numpy(file["patches"]).to(self.first.device) * FRAMES
-                self.first = torch.cat((self.first, begin + counts.cumsum(0) - counts))
-                self.frames = end
+    def __init__(self, device: torch.device) -> None:
+        self._basis = Basis.load(device)
+        hertz = FRAME_RATE * torch.arange(1, _LINES + 1, dtype=torch.float32, device=device)
+        self._lines = torch.arange(1, _LINES + 1, device=device)
+        self._spread = _between_bands(hertz)
+        self._area = mel_filters(_MELS, _FFT, SAMPLE_RATE, SAMPLE_RATE / 2).sum(1).to(device)
+        self._pure = torch.sigmoid((_BREATH - hertz) / _BREATH_WIDTH)
+        turns = _DISPERSION * (hertz - hertz.square() / SAMPLE_RATE)
+        self._voice = torch.polar(torch.ones_like(hertz), -2.0 * torch.pi * turns)
+        noise = torch.from_numpy(np.random.default_rng(25).random(_LINES, np.float32)).to(device)
+        self._noise = torch.polar(torch.ones_like(hertz), 2.0 * torch.pi * noise)
+        self._fade = torch.hann_window(2 * _PERIOD // _STEPS, device=device)
 
-    def crops(self, start: Tensor, frames: int) -> tuple[Tensor, Tensor]:
-        """First frames [n] -> samples [n, frames * HOP] and latents [n, D, frames]."""
-        device = start.device
-        samples = start[:, None] * HOP + torch.arange(frames * HOP, device=device)
-        latents = self.latents[start[:, None] + torch.arange(frames, device=device)]
-        return self.wave[samples].float() / 32768.0, latents.float().transpose(1, 2)
+    def pitch(self, latents: Tensor) -> Tensor:
+        """[N, D, T] -> Hz [N, T]."""
+        return (latents[:, SPECTRAL : SPECTRAL + 2].mean(1) * self._basis.pitch[1] + self._basis.pitch[0]).exp()
+
+    def __call__(self, latents: Tensor) -> Tensor:
+        """float32 [N, D, T] -> [N, T * 1920] at 48 kHz, DELAY late."""
+        cycles = (self.pitch(latents) / FRAME_RATE).round().clamp(min=2.0, max=20.0).long()[..., None]
+        chosen = ((self._lines % cycles == 0) * cycles).repeat_interleave(_STEPS, 1)
+        # Latents are -1 or 1: what is half as sure is sounded the same way.
+        voiced = (0.5 + latents[:, SPECTRAL + 2 :].transpose(1, 2)).clamp(0.0, 1.0).flatten(1)
+        power, share = self._power(latents.transpose(1, 2)), voiced[..., None] * self._pure
+        tones = (power * share * chosen).sqrt() * self._voice + (power * (1.0 - share)).sqrt() * self._noise
+        return self._sound(tones)
+
+    def _power(self, frames: Tensor) -> Tensor:
+        """[N, T, D] -> squared amplitude of each line if all of them sounded, [N, 4 T, lines]."""
+        mel = self._basis.spectrum(frames).view(len(frames), -1, _MELS)
+        magnitude = (mel.exp() - _FLOOR).clamp(min=0.0) / self._area
+        # A sinusoid of amplitude a puts a * a / 4 * _FFT * (sum of the window's squares, 3/8 of it) into its bins.
+        whole = 4.0 * FRAME_RATE / (SAMPLE_RATE / _FFT) / (_FFT * 0.375 * _WINDOW)
+        return (magnitude.square() * whole) @ self._spread
+
+    def _sound(self, tones: Tensor) -> Tensor:
+        """Complex [N, 4 T, lines], each alone at the end of its 10 ms and faded in over them -> [N, T * 1920]. A frame
+        is heard in itself and fades out in the next one, so that a causal decoder knows all that it has to sound."""
+        count, steps, _ = tones.shape
+        spectrum = F.pad(torch.view_as_real(tones), (0, 0, 1, _PERIOD // 2 - _LINES))
+        periods = torch.fft.irfft(torch.view_as_complex(spectrum.contiguous()), _PERIOD) * (0.5 * _PERIOD)
+        hop = _PERIOD // _STEPS
+        # Half of a step's period is heard, at the place in the frame where the step is.
+        starts = (torch.arange(_STEPS, device=tones.device) * hop)[:, None]
+        places = (starts + torch.arange(2 * hop, device=tones.device)) % _PERIOD
+        places = places.repeat(steps // _STEPS, 1).expand(count, -1, -1)
+        heard = periods.gather(2, places) * self._fade
+        length = (steps + 1) * hop
+        whole = F.fold(heard.transpose(1, 2), (1, length), (1, 2 * hop), stride=(1, hop))[:, 0, 0]
+        return whole[:, : steps * hop]
+
+
+def _between_bands(hertz: Tensor) -> Tensor:
+    """[mels, lines]: weights that read off values of mel bands at these frequencies, linear between their centres."""
+    place = (1.0 + hertz / 700.0).log10() / math.log10(1.0 + SAMPLE_RATE / 2 / 700.0) * (_MELS + 1) - 1.0
+    place = place.clamp(0.0, _MELS - 1.0)
+    bands = torch.arange(_MELS, device=hertz.device)[:, None]
+    return (1.0 - (place - bands).abs()).clamp(min=0.0)
 
 
 class Distance:
@@ -183,18 +228,19 @@ class Trainer:
             block.up.weight.data = block.up.weight.data.contiguous()  # type: ignore[union-attr,operator]
         self._unit = torch.compile(unit, dynamic=True) if options.compile else residual_unit.reference
         self.optimiser = loop.Optimiser(self.vae.decoder, average=0.998)
-        self.waves, self._reader = Waves(options.frames, self.device), Reader(options.data)
+        self.store, self._reader = Store(options.frames, self.device, waves=True), Reader(options.data)
         self._distance = Distance(Vocoder(self.device), self.device)
-        while self.waves.frames < options.least * 25:
-            self.waves.take_in(self._reader, 1000)
+        while self.store.frames < options.least * 25:
+            self.store.take_in(self._reader, 1000)
             time.sleep(0.2)
 
     def _drawn(self, beginnings: bool) -> Tensor:
         """First frames of a batch, of utterances or anywhere; the first crops are held out."""
-        count, crop, waves = self.options.batch, self.options.crop + _CONTEXT, self.waves
+        count, crop, store = self.options.batch, self.options.crop + _CONTEXT, self.store
         if not beginnings:
-            return torch.randint(_HELD_OUT * crop, waves.frames - crop, (count,), device=self.device)
-        allowed = waves.first[(waves.first >= _HELD_OUT * crop) & (waves.first <= waves.frames - crop)]
+            return torch.randint(_HELD_OUT * crop, store.frames - crop, (count,), device=self.device)
+        first = FRAMES * torch.tensor(store.first, device=self.device)
+        allowed = first[(first >= _HELD_OUT * crop) & (first <= store.frames - crop)]
         return allowed[torch.randint(0, len(allowed), (count,), device=self.device)]
 
     def _given(self, wave: Tensor, latents: Tensor) -> Tensor:
@@ -211,8 +257,8 @@ class Trainer:
         # The decoder's memory is empty where an utterance begins: what is said there is half of a short word.
         beginnings, options = nth % 2 == 0, self.options
         if nth % 20 == 0:
-            self.waves.take_in(self._reader, 4)
-        wave, latents = self.waves.crops(self._drawn(beginnings), options.crop + _CONTEXT)
+            self.store.take_in(self._reader, 4)
+        wave, latents = self.store.crops(self._drawn(beginnings), options.crop + _CONTEXT)
         given = self._given(wave, latents)
         made = sound(self.vae.decoder, given, self._unit)
         parts = self._distance(made, given, wave, latents, 0 if beginnings else _CONTEXT)
@@ -225,12 +271,9 @@ class Trainer:
     def report(self) -> Mapping[str, float]:
         """Distances of held-out speech, from the clean latents."""
         crop = self.options.crop + _CONTEXT
-        wave, latents = self.waves.crops(torch.arange(_HELD_OUT, device=self.device) * crop, crop)
+        wave, latents = self.store.crops(torch.arange(_HELD_OUT, device=self.device) * crop, crop)
         parts = self._distance(sound(self.vae.decoder, latents), latents, wave, latents, _CONTEXT)
-        return {
-            "hours": self.waves.frames / 90_000,
-            **{f"held out {name}": part.item() for name, part in parts.items()},
-        }
+        return {"hours": self.store.hours, **{f"held out {name}": part.item() for name, part in parts.items()}}
 
     def state(self) -> dict[str, Any]:
         """The moving average; momenta begin anew. FloatingPointError rather than a state of no use."""

@@ -43,7 +43,7 @@ class Reading:
         return (self.skipped >= LEAST and length < natural) or (self.repeated >= LEAST and length > natural)
 
 
-def follow(heard: np.ndarray, text: np.ndarray, known: Phones, jump_cost: float = JUMP_COST) -> Reading:
+def follow(heard: np.ndarray, text: np.ndarray, known: Phones) -> Reading:
     """heard: log-probabilities [frames, phones]; text [n]: its phones, whose pauses do not matter."""
     phones = np.concatenate(([_PAUSE], text[text != _PAUSE], [_PAUSE]))
     # A phone has as many states as frames that it lasts at least; in the last one it may stay.
@@ -64,21 +64,18 @@ def follow(heard: np.ndarray, text: np.ndarray, known: Phones, jump_cost: float 
         ways[moment, 1:] = best[:-1] > best[1:] + may_stay[1:]
         reached = np.maximum(best + may_stay, np.concatenate(([-np.inf], best[:-1])))
         ends[moment] = best[lasts].argmax()
-        jumped = best[lasts[ends[moment]]] - jump_cost
+        jumped = best[lasts[ends[moment]]] - JUMP_COST
         far = firsts[reached[firsts] < jumped]
         reached[far], ways[moment, far] = jumped, _JUMP
         best = reached + emitted[moment]
-    said = _said(best, jump_cost, (phone_of, lasts, ways, ends))[1:-1]
+    said = _said(best, phone_of, lasts, ways, ends)[1:-1]
     return Reading(_longest(said == 0), _longest(said > 1))
 
 
-def _said(
-    best: np.ndarray, jump_cost: float, path: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-) -> np.ndarray:
+def _said(best: np.ndarray, phone_of: np.ndarray, lasts: np.ndarray, ways: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """How often each phone was gone through. From the end of the text, or from where it was left if that costs less."""
-    phone_of, lasts, ways, ends = path
     left = int(best[lasts].argmax())
-    state = int(lasts[left] if best[lasts[left]] - jump_cost > best[lasts[-1]] else lasts[-1])
+    state = int(lasts[left] if best[lasts[left]] - JUMP_COST > best[lasts[-1]] else lasts[-1])
     said = np.zeros(len(lasts), np.int64)
     said[phone_of[state]] = 1
     for moment in range(len(ways) - 1, 0, -1):
