@@ -15,8 +15,7 @@ from models.qwen3_asr.model import load_model
 from models.qwen3_asr.processor import load_processor
 from tests.support.chat_golden import encode, generate, largest_difference
 from training.hearing.batches import SECONDS, Batches, Store, phones, together
-from training.hearing.checkpoint import Vocabulary, publish
-from training.hearing.network import Features, Network
+from training.hearing.network import Features, Network, Vocabulary, publish
 from training.hearing.sounds import SAMPLE_RATE, SOUND, write
 from training.hearing.train import Trainer
 from training.voice.corpus import Reader

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from models.qwen3_asr.config import CHUNK_ROWS, HOP, MEL_BANDS, MIN_SAMPLES, N_FFT
 from models.qwen3_asr.items import rows_of
-from training.hearing.checkpoint import Vocabulary
-from training.hearing.network import PHONES_PER_ROW, WARPS
+from training.hearing.network import PHONES_PER_ROW, WARPS, Vocabulary
 from training.hearing.sounds import SAMPLE_RATE, SOUND, UNKNOWN
 from training.voice.corpus import Reader
 from training.voice.texts import KNOWN

@@ -17,8 +17,7 @@ from torch import Tensor
 from models.qwen3_asr.config import HOP, MIN_SAMPLES, N_FFT
 from models.qwen3_asr.items import rows_of
 from models.qwen3_asr.transcript import read_transcript
-from training.hearing.checkpoint import Vocabulary, publish
-from training.hearing.network import Features, Network
+from training.hearing.network import Features, Network, Vocabulary, publish
 from training.hearing.sounds import ASKED, NOISES, SAMPLE_RATE, Maker, asked, words
 from training.loop import device, hashes, say, wide
 from training.voice import corpus, recogniser
@@ -113,7 +112,7 @@ def measure(listen: Listener, options: argparse.Namespace) -> Iterator[dict[str,
             yield found
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("state", "out"):
         parser.add_argument(name, type=Path)
@@ -131,7 +130,3 @@ def main() -> None:
         options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if options.export and passed:
         publish(options.export, state)
-
-
-if __name__ == "__main__":
-    main()

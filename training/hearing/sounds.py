@@ -180,7 +180,7 @@ class Maker:
         return 2 * np.pi * (cycles + self.random.random())
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=("voices", "own", "noise"))
     parser.add_argument("directory", type=Path)
@@ -195,7 +195,3 @@ def main() -> None:
     for number in range(options.files):
         made = make(options.seed * 100_003 + number)
         write(options.directory / f"{options.kind}-{number:05d}-{options.seed:05d}.npz", made)
-
-
-if __name__ == "__main__":
-    main()

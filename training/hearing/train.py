@@ -16,8 +16,7 @@ from torch import Tensor
 
 from training import loop
 from training.hearing.batches import Batches, Store, phones, tilts, together
-from training.hearing.checkpoint import Vocabulary
-from training.hearing.network import PHONES_PER_ROW, Features, Network
+from training.hearing.network import PHONES_PER_ROW, Features, Network, Vocabulary
 from training.hearing.sounds import UNKNOWN
 from training.transformer import linear
 from training.voice.corpus import Reader
@@ -122,7 +121,7 @@ class Trainer:
     def kept(self) -> None: ...
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = loop.arguments(__doc__, seconds=540.0, rate=2e-3)
     parser.add_argument("--hours", type=float, default=250.0, help="room for sounds")
     parser.add_argument("--least", type=float, default=0.5, help="hours of sounds to begin with")
@@ -133,7 +132,3 @@ def main() -> None:
         # Graphs are captured on a stream of their own, and gradients remember the stream they were first made on.
         torch.cuda.set_stream(torch.cuda.Stream())
     loop.run(Trainer(options), options)
-
-
-if __name__ == "__main__":
-    main()

@@ -21,8 +21,7 @@ from models.interfaces.resizing import use_threads
 from training.loop import Ahead
 from training.vision.conversations import Encoder, Example, Tokens, grid_of, make_example, patches_of
 from training.vision.network import LETTERS_PER_CELL, UNKNOWN, Network, Packed
-from training.vision.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES
-from training.vision.pictures import CELL, Picture
+from training.vision.pictures import CELL, COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, Picture
 
 PATCHES, FRAMES, TOKENS, LABELS = 12288, 16384, 12288, 3840
 SEGMENTS, SEQUENCES = 72, 136

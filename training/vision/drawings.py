@@ -17,8 +17,21 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 from training.vision.fonts import SEEN_FONTS, font
-from training.vision.palette import COLOR_NAMES, COLORS, RGB, contrast, ground_color
-from training.vision.pictures import CELL, MAX_PIXELS, MIN_PIXELS, Canvas, Picture, canvas_size, finished, jpeg
+from training.vision.pictures import (
+    CELL,
+    COLOR_NAMES,
+    COLORS,
+    MAX_PIXELS,
+    MIN_PIXELS,
+    RGB,
+    Canvas,
+    Picture,
+    canvas_size,
+    contrast,
+    finished,
+    ground_color,
+    jpeg,
+)
 from training.vision.words import SEEN_WORDS, number_text
 
 _DATA = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))

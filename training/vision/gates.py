@@ -197,7 +197,7 @@ def measure(options: argparse.Namespace) -> bool:
     return not failed
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, default=PUBLISHED)
     parser.add_argument("--weights", type=Path, help="default: the checkpoint's")
@@ -211,7 +211,3 @@ def main() -> None:
         write_sample(options.sample, options.number)
     elif not measure(options):
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

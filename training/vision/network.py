@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
 from training.transformer import Block, Parts, RMSNorm, Rotary, linear, rotate
-from training.vision.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES
+from training.vision.pictures import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)

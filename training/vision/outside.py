@@ -235,7 +235,7 @@ def measure(network: Network, encoder: Encoder) -> dict[str, Any]:
     return {"asked": {name: len(values) for name, values in found.items()}, **shares, "failed": failed, "wrong": wrong}
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, default=PUBLISHED)
     parser.add_argument("--weights", type=Path, help="default: the checkpoint's")
@@ -248,7 +248,3 @@ def main() -> None:
         options.json.write_text(report + "\n", encoding="utf-8")
     print(report)
     sys.exit(bool(found["failed"]))
-
-
-if __name__ == "__main__":
-    main()

@@ -16,8 +16,7 @@ from operator import attrgetter
 from random import Random
 
 from training.vision import wordings
-from training.vision.palette import COLOR_NAMES, INKS, SHAPE_NAMES, SIZE_NAMES, plural
-from training.vision.pictures import Chart, Figure, Picture
+from training.vision.pictures import COLOR_NAMES, INKS, SHAPE_NAMES, SIZE_NAMES, Chart, Figure, Picture, plural
 from training.vision.words import LETTERS, PLACES, SEEN_THINGS, SEEN_WORDS, UNSEEN_THINGS
 
 ORDINALS = ("first", "second", "third")

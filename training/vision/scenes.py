@@ -8,10 +8,25 @@ from random import Random
 
 from PIL import ImageDraw
 
-from training.vision import palette
+from training.vision import pictures
 from training.vision.fonts import SEEN_FONTS, font
-from training.vision.palette import COLOR_NAMES, RGB, SHAPE_NAMES, SIZE_NAMES, SIZES, look_of, named_ground
-from training.vision.pictures import CELL, MAX_PIXELS, Canvas, Figure, Picture, canvas_size, finished, jpeg
+from training.vision.pictures import (
+    CELL,
+    COLOR_NAMES,
+    MAX_PIXELS,
+    RGB,
+    SHAPE_NAMES,
+    SIZE_NAMES,
+    SIZES,
+    Canvas,
+    Figure,
+    Picture,
+    canvas_size,
+    finished,
+    jpeg,
+    look_of,
+    named_ground,
+)
 from training.vision.words import SEEN_WORDS, UNSEEN_WORDS, made_up_word, number_text, random_string, short_text, styled
 
 _TRIES = 40
@@ -49,12 +64,12 @@ def single_picture(random: Random) -> Picture:
     canvas = Canvas(random, *size, shade, ground_name=name, fine=random.random() < 0.5)
     while not canvas.figures:
         shape, color = random.choice((*SHAPE_NAMES, "square", "square")), random.choice((*COLOR_NAMES, "black"))
-        found = random.choice(palette.COLORS[color].usual) if random.random() < 0.6 else canvas.shade(color)
+        found = random.choice(pictures.COLORS[color].usual) if random.random() < 0.6 else canvas.shade(color)
         look = look_of(random, shape, shade)
-        if found is None or palette.contrast(found, shade) < 75:
+        if found is None or pictures.contrast(found, shade) < 75:
             continue
         round_one = shape in ("circle", "ring")
-        points = [(1.0, 1.0)] if round_one else palette.outline(shape, 0.0, 0.0, 1.0, look)
+        points = [(1.0, 1.0)] if round_one else pictures.outline(shape, 0.0, 0.0, 1.0, look)
         reach = [max(abs(point[axis]) for point in points) for axis in (0, 1)]
         radius = random.uniform(0.2, 0.47) * min(side / far for side, far in zip(size, reach, strict=True))
         free = [max(0.0, 0.99 * side - 2 * far * radius) for side, far in zip(size, reach, strict=True)]
@@ -111,7 +126,7 @@ def arranged_picture(random: Random) -> Picture:
 def plain_picture(random: Random) -> Picture:
     """Nothing but one colour. Black and white ones are empty pictures, which `shapes_picture` has among others."""
     name = random.choice([name for name in COLOR_NAMES if name not in ("black", "white")])
-    return Canvas(random, *canvas_size(random), palette.COLORS[name].draw(random), ground_name=name).finish()
+    return Canvas(random, *canvas_size(random), pictures.COLORS[name].draw(random), ground_name=name).finish()
 
 
 def crowded_picture(random: Random) -> Picture:
@@ -206,7 +221,7 @@ def _place(random: Random, canvas: Canvas, shape: str, color: str, size: str | N
     sizes = SIZE_NAMES if len(canvas.figures) < 3 else ("small", "medium")
     for _ in range(_TRIES):
         chosen = "large" if huge else size or random.choice(sizes)
-        radius = max(random.uniform(*(palette.HUGE if huge else SIZES[chosen])) * side, 11.0)
+        radius = max(random.uniform(*(pictures.HUGE if huge else SIZES[chosen])) * side, 11.0)
         reach = min(radius * 1.2, side / 2)
         x = random.uniform(reach, canvas.width - reach)
         y = random.uniform(reach, canvas.height - reach)
@@ -235,9 +250,9 @@ def _caption(random: Random, canvas: Canvas, held_out: bool) -> None:
             continue
         x = random.uniform(4, canvas.width - 4 - (right - left)) - left
         y = random.uniform(4, canvas.height - 4 - (bottom - top)) - top
-        near = ((min(max(f.x, x + left), x + right), min(max(f.y, y + top), y + bottom)) for f in canvas.figures)
-        apart = (math.hypot(f.x - a, f.y - b) - 1.2 * f.radius for f, (a, b) in zip(canvas.figures, near, strict=True))
-        if min(apart) >= 3:
+        near = [(min(max(f.x, x + left), x + right), min(max(f.y, y + top), y + bottom)) for f in canvas.figures]
+        pairs = zip(canvas.figures, near, strict=True)
+        if all(math.hypot(f.x - a, f.y - b) >= f.radius * 1.2 + 3 for f, (a, b) in pairs):
             canvas.text(text, round(x), round(y), face, size, ink, shade, line=True)
             return
 

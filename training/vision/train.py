@@ -139,7 +139,7 @@ def vocabulary_of(directory: Path) -> dict[str, int]:
     return Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab()
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = loop.arguments(__doc__, seconds=60.0, rate=2e-3)
     parser.add_argument("--decay", type=float, default=0.0, help="seconds at the end in which the rate falls")
     parser.add_argument("--blocks", type=int, default=6, help="a batch")
@@ -156,7 +156,3 @@ def main() -> None:
     if options.weights:
         trainer.take_published(options.weights, options.data)
     loop.run(trainer, options)
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,7 @@ from typing import Any
 
 from models.text.tokenizer import byte_alphabet
 from training.vision import conversations, questions, wordings
-from training.vision.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, SPELLED, plural
+from training.vision.pictures import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, SPELLED, plural
 
 PUBLISHED = Path(__file__).parents[2] / "models/embedded/qwen2_vl"
 """The checkpoint; what its tokenizer.json says beside the words is kept."""

@@ -296,7 +296,7 @@ class Trainer:
             torch._foreach_copy_(list[Tensor](self.vae.decoder.parameters()), now)
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = loop.arguments(__doc__, seconds=800.0, rate=5e-4)
     parser.add_argument("--frames", type=int, default=1_500_000, help="room for latent frames (25 a second)")
     parser.add_argument("--least", type=float, default=600.0, help="seconds of speech to begin with")
@@ -308,7 +308,3 @@ def main() -> None:
     parser.add_argument("--natural", type=float, default=2.0, help="weight of natural spectra")
     options = loop.begin(parser)
     loop.run(Trainer(options), options)
-
-
-if __name__ == "__main__":
-    main()

@@ -200,7 +200,7 @@ def source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--words", type=Path, default=WORDS)
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     source(parser)
@@ -209,7 +209,3 @@ def main() -> None:
     parser.add_argument("--waves", action="store_true", help="with their samples, for the codec")
     parser.add_argument("--echoes", type=float, default=0.0, help="share of texts with words that are alike")
     make(parser.parse_args())
-
-
-if __name__ == "__main__":
-    main()
