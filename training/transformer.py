@@ -36,22 +36,16 @@ class RMSNorm(nn.Module):
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
 
 
-class Attention(nn.Module):
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, bias: bool, qk_norm: bool) -> None:
-        super().__init__()
-        self.q_proj = nn.Linear(width, heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(width, kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(width, kv_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(heads * head_dim, width, bias=False)
-        self.q_norm, self.k_norm = (RMSNorm(head_dim) if qk_norm else nn.Identity() for _ in range(2))
+class Parts(nn.Module):
+    """Modules under their published names, which whoever holds them computes with."""
 
-
-class MLP(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
+    def __init__(self, **parts: nn.Module) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name)
 
 
 class Block(nn.Module):
@@ -70,9 +64,16 @@ class Block(nn.Module):
         super().__init__()
         self.head_dim, self.groups = head_dim, heads // kv_heads
         self.input_layernorm = RMSNorm(width, eps)
-        self.self_attn = Attention(width, heads, kv_heads, head_dim, bias, qk_norm)
+        self.self_attn = Parts(
+            q_proj=nn.Linear(width, heads * head_dim, bias=bias),
+            k_proj=nn.Linear(width, kv_heads * head_dim, bias=bias),
+            v_proj=nn.Linear(width, kv_heads * head_dim, bias=bias),
+            o_proj=nn.Linear(heads * head_dim, width, bias=False),
+            **{name: RMSNorm(head_dim) if qk_norm else nn.Identity() for name in ("q_norm", "k_norm")},
+        )
         self.post_attention_layernorm = RMSNorm(width, eps)
-        self.mlp = MLP(width, inner)
+        sizes = {"gate_proj": (width, inner), "up_proj": (width, inner), "down_proj": (inner, width)}
+        self.mlp = Parts(**{name: nn.Linear(*size, bias=False) for name, size in sizes.items()})
 
     def forward(self, x: Tensor, rotary: Rotary | None, attend: Attend, *where: Any) -> tuple[Tensor, Any]:
         y, attention, mlp = self.input_layernorm(x), self.self_attn, self.mlp

@@ -36,7 +36,7 @@ def load_audio_vae(vae: AudioVAE, directory: Path, config: AudioVAEConfig, condi
             f"{file}: decoder.sr_bin_boundaries {boundaries.tolist()}, config.json has {config.sr_bin_boundaries}"
         )
     bucket = bisect_left(config.sr_bin_boundaries, condition_rate)  # The row of the decoder's condition tables.
-    for module, name in _published_names(vae):
+    for module, name in published_names(vae):
         if isinstance(module, ResidualUnit):
             _copy_alpha(module.alpha_in, source, f"{name}.block.0.alpha")
             _copy_conv(module.depthwise_weight, module.depthwise_bias, source, f"{name}.block.1")
@@ -56,7 +56,7 @@ def load_audio_vae(vae: AudioVAE, directory: Path, config: AudioVAEConfig, condi
     source.check_all_taken()
 
 
-def _published_names(vae: AudioVAE) -> Iterator[tuple[CausalConv | SnakeUpsample | ResidualUnit | nn.Parameter, str]]:
+def published_names(vae: AudioVAE) -> Iterator[tuple[CausalConv | SnakeUpsample | ResidualUnit | nn.Parameter, str]]:
     encoder, decoder = vae.encoder, vae.decoder
     yield encoder.first, "encoder.block.0"
     for index, down in enumerate(cast("Sequence[EncoderBlock]", encoder.blocks), start=1):

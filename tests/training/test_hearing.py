@@ -15,8 +15,7 @@ from models.qwen3_asr.model import load_model
 from models.qwen3_asr.processor import load_processor
 from tests.support.chat_golden import encode, generate, largest_difference
 from training.hearing.batches import SECONDS, Batches, Store, phones, together
-from training.hearing.checkpoint import Vocabulary, publish
-from training.hearing.network import Features, Network
+from training.hearing.network import Features, Network, Vocabulary, publish
 from training.hearing.sounds import SAMPLE_RATE, SOUND, write
 from training.hearing.train import Trainer
 from training.voice.corpus import Reader
@@ -98,7 +97,7 @@ def test_items_say_their_texts_and_phones(store: Store) -> None:
 
 
 def test_a_step_learns_and_is_taken_up_again(data: Path, tmp_path: Path) -> None:
-    options = Namespace(data=data, rate=2e-3, seed=0, hours=0.1, least=0.001, audio=8)
+    options = Namespace(data=data, rate=2e-3, seed=0, hours=0.1, least=0.001, audio=8, resume=None, eager=False)
     trainer = Trainer(options)
     first = {name: value.clone() for name, value in trainer.network.state_dict().items()}
     losses = [trainer.step(0.0, nth) for nth in range(2)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from training.voice.flite import PHONES
-from training.voice.gauge import Reading, follow
+from training.voice.gates import Reading, follow
 from training.voice.recogniser import Decoder, Entry, Language, Phones, Weighing
 
 pytestmark = pytest.mark.slow

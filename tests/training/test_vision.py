@@ -11,14 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
-from models.interfaces.media import ChatMessage, ContentPart, Prompt, VideoFrames, VideoMetadata
+from models.interfaces.media import ChatMessage, ContentPart, Prompt, ToolCall, VideoFrames, VideoMetadata
 from models.qwen_vl.model import load_model
 from models.qwen_vl.processor import Qwen2VLProcessor, load_processor
 from tests.support.chat_golden import generate
 from tests.support.prompts import prompt_of
 from training.vision.blocks import BLOCK_BYTES, on_device, pack, packed
 from training.vision.checkpoint import publish
-from training.vision.conversations import DEFAULT_SYSTEM, Encoder, Example
+from training.vision.conversations import ASKED, DEFAULT_SYSTEM, PICTURES, QUESTION, Encoder, Example, opening
 from training.vision.network import Network, Shape
 from training.vision.pictures import Picture
 from training.vision.questions import Turn
@@ -36,19 +36,24 @@ def picture(seed: int, height: int, width: int, *, frames: int = 1) -> Picture:
     return Picture(list(pixels), width, height, motion=("stands",) if frames > 1 else None)
 
 
+CALL = '<tool_call>\n{"name": "shot", "arguments": {"id": 3}}\n</tool_call>'
+RESULT = f"{PICTURES}<tool_response>\ndone\n</tool_response>"
 EXAMPLES = {
     "a picture and two turns": Example(
         [picture(0, 224, 252)],
         [[Turn("color", "What color is the ring?", 'The ring says "0w,".'), Turn("read", "a 7?", "It says 12.")]],
-        [DEFAULT_SYSTEM],
+        [ASKED],
     ),
     "two pictures": Example(
-        [picture(1, 252, 224), picture(2, 224, 336)], [[Turn("count", "How many?", "I see 3 dogs.")]], ["Be brief."]
+        [picture(1, 252, 224), picture(2, 224, 336)], [[Turn("count", "How many?", "3 dogs.")]], [opening("Be brief.")]
     ),
-    "a video": Example(
-        [picture(3, 308, 336, frames=5)], [[Turn("clip", "What moves?", "A é ring.")]], [DEFAULT_SYSTEM]
+    "a video": Example([picture(3, 308, 336, frames=5)], [[Turn("clip", "What moves?", "A é ring.")]], [ASKED]),
+    "no picture": Example([], [[Turn("who", "Who are you?", "I am small.")]], [ASKED]),
+    "pictures of a tool and in a later turn": Example(
+        [picture(4, 224, 224), picture(5, 252, 224)],
+        [[Turn("color", "And this?", "Red."), Turn("read", "What is new?", "It says 7.", shows=1)]],
+        [(*opening(DEFAULT_SYSTEM, ("user", "Look."), ("assistant", CALL))[:-1], ("user", RESULT), ("user", QUESTION))],
     ),
-    "no picture": Example([], [[Turn("who", "Who are you?", "I am small.")]], [DEFAULT_SYSTEM]),
 }
 
 
@@ -82,27 +87,26 @@ def prompt_and_answer(processor: Qwen2VLProcessor, example: Example) -> tuple[Pr
         else:
             items.append(processor.image(Image.fromarray(shown.frames[0])))
         parts.append(ContentPart(item=len(items) - 1))
-    turns = example.conversations[0]
-    messages = [] if example.systems[0] == DEFAULT_SYSTEM else [system_message(example.systems[0])]
+    turns, messages = example.conversations[0], []
     for index, turn in enumerate(turns):
-        own = parts if index == 0 else []
-        messages.append(ChatMessage("user", (*own, ContentPart(text=turn.question))))
+        for role, text in example.openings[0] if index == 0 else (("user", PICTURES * turn.shows + QUESTION),):
+            shown = turn.shows or len(example.pictures) - sum(turn.shows for turn in turns)
+            own = [parts.pop(0) for _ in range(shown if PICTURES in text else 0)]
+            said = "done" if text == RESULT else text.removeprefix(PICTURES).replace(QUESTION, turn.question)
+            message = ChatMessage("tool" if text == RESULT else role, (*own, ContentPart(text=said)))
+            called = ChatMessage(role, tool_calls=(ToolCall("shot", {"id": 3}),))
+            messages += [] if said == DEFAULT_SYSTEM else [called if text == CALL else message]
         if turn is not turns[-1]:
             messages.append(ChatMessage("assistant", (ContentPart(text=turn.answer),)))
     return prompt_of(processor, messages, items), len(processor.tokenize(turns[-1].answer))
 
 
-def system_message(text: str) -> ChatMessage:
-    return ChatMessage("system", (ContentPart(text=text),))
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_logits_ids_and_positions_are_the_products(network: Network, directory: Path, name: str) -> None:
-    example = EXAMPLES[name]
-    processor = load_processor(directory)
+    example, processor = EXAMPLES[name], load_processor(directory)
     prompt, answer = prompt_and_answer(processor, example)
     encoder = Encoder(directory)
-    tokens = encoder.tokens(example.pictures, example.conversations[0], example.systems[0])
+    tokens = encoder.tokens(example.pictures, example.conversations[0], example.openings[0])
     n = len(prompt.token_ids)
     assert tokens.ids[:n].tolist() == prompt.token_ids.tolist()
     assert np.array_equal(tokens.positions[:, :n], prompt.positions)

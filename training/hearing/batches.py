@@ -12,8 +12,7 @@ from torch import Tensor
 
 from models.qwen3_asr.config import CHUNK_ROWS, HOP, MEL_BANDS, MIN_SAMPLES, N_FFT
 from models.qwen3_asr.items import rows_of
-from training.hearing.checkpoint import Vocabulary
-from training.hearing.network import PHONES_PER_ROW, WARPS
+from training.hearing.network import PHONES_PER_ROW, WARPS, Vocabulary
 from training.hearing.sounds import SAMPLE_RATE, SOUND, UNKNOWN
 from training.voice.corpus import Reader
 from training.voice.texts import KNOWN
@@ -21,7 +20,7 @@ from training.voice.texts import KNOWN
 SHARES = {"own": 0.45, "voices": 0.4, "noise": 0.15}
 REVERSED = 0.3
 """Of what is no speech: speech that runs backwards."""
-SECONDS = {4: 0.35, 8: 0.3, 16: 0.2, 24: 0.15}
+SECONDS = {4: 0.35, 8: 0.3, 16: 0.2, 32: 0.15}
 """Lengths of items, and their shares of the batches."""
 _CONTEXT = 16
 _ROOM = 0.4
@@ -76,16 +75,17 @@ class Store:
 
 
 class Batches:
-    def __init__(self, store: Store, vocabulary: Vocabulary, audio: int, seed: int) -> None:
-        """audio: seconds of a batch."""
-        self.store, self._vocabulary, self._audio = store, vocabulary, audio
+    def __init__(self, store: Store, vocabulary: Vocabulary, audio: int, seed: int, short: int = 0) -> None:
+        """audio: seconds of a batch; short: so many batches of the shortest items come first."""
+        self.store, self._vocabulary, self._audio, self._short = store, vocabulary, audio, short
         self._random = np.random.default_rng(seed)
         self._prefix = vocabulary.prefix()
 
     def batch(self) -> dict[str, Tensor]:
         """numbers int64 [N, names], levels float32 [N, names], ids int64 [N, T]; items of `seconds` [1] at most."""
         random, store = self._random, self.store
-        seconds = int(random.choice(list(SECONDS), p=list(SECONDS.values())))
+        seconds = min(SECONDS) if self._short > 0 else int(random.choice(list(SECONDS), p=list(SECONDS.values())))
+        self._short -= 1
         count = max(1, self._audio // seconds)
         kinds = [kind for kind in SHARES if store.of_kind[kind]]
         shares = np.array([SHARES[kind] for kind in kinds])
@@ -124,7 +124,7 @@ class Batches:
         total = max(MIN_SAMPLES, lead + count + tail)
         prefix = self._prefix
         if random.random() < 0.1:
-            prefix = self._vocabulary.prefix(str(random.choice(KNOWN)))[: len(prefix) + _CONTEXT]
+            prefix = self._vocabulary.prefix(KNOWN[random.integers(len(KNOWN))])[: len(prefix) + _CONTEXT]
         rows = rows_of(total // HOP)
         tokens = [*prefix, *[0] * rows, *self._vocabulary.suffix, *answer]
         ids[: len(tokens)] = tokens

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,15 +17,12 @@ from torch import Tensor
 from models.qwen3_asr.config import HOP, MIN_SAMPLES, N_FFT
 from models.qwen3_asr.items import rows_of
 from models.qwen3_asr.transcript import read_transcript
-from training.hearing.checkpoint import Vocabulary, publish
-from training.hearing.network import Features, Network
-from training.hearing.sounds import NOISES, SAMPLE_RATE, Maker
+from training.hearing.network import Features, Network, Vocabulary, publish
+from training.hearing.sounds import ASKED, NOISES, SAMPLE_RATE, Maker, asked, words
 from training.loop import device, hashes, say, wide
-from training.voice import corpus
+from training.voice import corpus, recogniser
 from training.voice.flite import Flite
-from training.voice.gates import HELD_OUT, texts
-from training.voice.recogniser import distance
-from training.voice.recogniser import load as load_recogniser
+from training.voice.gates import HELD_OUT
 from training.voice.texts import dictionary
 
 WANTED = {"own sentences": 0.06, "noise": 0.1, "silence": 0.01, "own sentences refused": 0.005}
@@ -79,14 +75,10 @@ class Listener:
         return [(read.language, read.text) for read in map(read_transcript, said)]
 
 
-def words(text: str) -> list[str]:
-    return re.sub(r"[^a-z0-9' ]+", " ", text.lower()).split()
-
-
 def wrong(wanted: Sequence[str], heard: Heard, same: Callable[[str], str]) -> float:
     """Words wrong per word that was said."""
     pairs = [(words(same(want)), words(same(text))) for want, (_, text) in zip(wanted, heard, strict=True)]
-    return sum(distance(*pair) for pair in pairs) / sum(len(want) for want, _ in pairs)
+    return sum(recogniser.distance(*pair) for pair in pairs) / sum(len(want) for want, _ in pairs)
 
 
 def refused(heard: Heard) -> float:
@@ -97,9 +89,9 @@ def measure(listen: Listener, options: argparse.Namespace) -> Iterator[dict[str,
     """What is known so far, again and again."""
     make, slt, other = Maker(options), Flite("slt", options.library), dictionary(options.words)
     found, random = dict[str, float](), np.random.default_rng(HELD_OUT)
-    same = load_recogniser(torch.device("cpu")).same
-    for kind in ("sentences", "words", "numbers"):
-        chosen, alike = texts(kind, options.sentences, other), str if kind == "numbers" else same
+    same = recogniser.load(torch.device("cpu")).same
+    for kind in ASKED:
+        chosen, alike = asked(kind, other)[: options.sentences], str if kind == "numbers" else same
         said = make.spoken(chosen, HELD_OUT)
         heard = listen([wave for _, wave, _ in said])
         found[f"own {kind}"] = wrong([text for text, _, _ in said], heard, alike)
@@ -120,7 +112,7 @@ def measure(listen: Listener, options: argparse.Namespace) -> Iterator[dict[str,
             yield found
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("state", "out"):
         parser.add_argument(name, type=Path)
@@ -138,7 +130,3 @@ def main() -> None:
         options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if options.export and passed:
         publish(options.export, state)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,19 +1,69 @@
-"""The network of models.qwen3_asr under its published names, for batches of items of as many seconds each."""
+"""The network of models.qwen3_asr under its published names, for batches of items of as many seconds each,
+and its files in the published layout; `published` has all but the weights.
+
+Its tokens are every byte, and the 344 commonest words of the texts; other words are spelled."""
 
 from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from models.layers.precision import without_tf32
 from models.qwen3_asr.config import CHUNK_FRAMES, CHUNK_ROWS, HOP, MEL_BANDS, N_FFT, SAMPLE_RATE
 from models.qwen3_asr.encoder import BANDS, NORM_EPS, sinusoid
 from models.qwen3_asr.log_mel import mel_filters, windowed_dft
-from training.hearing.checkpoint import AUDIO, TEXT
-from training.transformer import Block, RMSNorm, linear
+from training.transformer import Block, Parts, RMSNorm, linear
 from training.voice.flite import PHONES
+
+PUBLISHED = Path(__file__).parent / "published"
+_CONFIG = json.loads((PUBLISHED / "config.json").read_text(encoding="utf-8"))["thinker_config"]
+AUDIO: dict[str, Any] = _CONFIG["audio_config"]
+TEXT: dict[str, Any] = _CONFIG["text_config"]
+
+
+class Vocabulary:
+    """Ids of texts, which hold no special tokens, and of the published prompt's parts."""
+
+    def __init__(self) -> None:
+        self._tokenizer = Tokenizer.from_file(str(PUBLISHED / "tokenizer.json"))
+        self.suffix = self.ids("<|audio_end|><|im_end|>\n<|im_start|>assistant\n")
+        self.nothing = self.ids("language None<asr_text><|im_end|>")
+        self.speech = self.ids("language English<asr_text>")
+        self.end = self.nothing[-1]
+
+    def ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text).ids)
+
+    def prefix(self, context: str = "") -> list[int]:
+        """What stands before the audio's rows."""
+        return self.ids(f"<|im_start|>system\n{context}<|im_end|>\n<|im_start|>user\n<|audio_start|>")
+
+    def text(self, ids: list[int]) -> str:
+        """Of an answer up to its end: "language English<asr_text>..."."""
+        ids = ids[: ids.index(self.end)] if self.end in ids else ids
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def publish(directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes all files; heads that only help to train are left out."""
+    shutil.copytree(PUBLISHED, directory, dirs_exist_ok=True)
+    kept = {
+        f"thinker.{name}": tensor.to(torch.bfloat16).contiguous()
+        for name, tensor in sorted(tensors.items())
+        if not name.startswith("auxiliary.")
+    }
+    save_file(kept, directory / "model.safetensors", metadata={"format": "pt"})
+
 
 PHONES_PER_ROW = 4
 _WARPS = np.linspace(0.82, 1.2, 20)
@@ -52,17 +102,12 @@ class Features(nn.Module):
         return mel.unflatten(1, (-1, CHUNK_FRAMES)).transpose(2, 3)
 
 
-class Attention(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(width, width) for _ in range(4))
-
-
 class TowerBlock(nn.Module):
     def __init__(self, width: int, inner: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.self_attn = Attention(width)
+        names = ("q_proj", "k_proj", "v_proj", "out_proj")
+        self.self_attn = Parts(**{name: nn.Linear(width, width) for name in names})
         self.self_attn_layer_norm, self.final_layer_norm = (nn.LayerNorm(width, eps=NORM_EPS) for _ in range(2))
         self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
 

@@ -1,14 +1,17 @@
-"""What the recogniser learns from: files of a few dozen sounds each, made by processes beside the training.
+"""What the recogniser learns from: files of a few dozen sounds each, made by processes beside the training, of texts
+that training.hearing.gates does not ask.
 
     python -m training.hearing.sounds voices DIRECTORY --library DIR --words FILE --seed 1 --files 100
 
 voices: Flite's rms, awb, kal16 and kal, at other rates and with other frequencies in each file; own: the embedded
-voice; noise: what nobody says. Natural speech of slt, whom the embedded voice copies, is never among them.
+voice, in each file with other settings and half of it behind a built-in voice; noise: what nobody says. Natural speech
+of slt, whom the embedded voice copies, is never among them.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ import numpy as np
 import torch
 
 from training.loop import device
-from training.voice import corpus
+from training.voice import corpus, gates
 from training.voice.config import PUBLISHED
 from training.voice.flite import SAMPLE_RATE, Flite
 from training.voice.recogniser import SOUND, down
@@ -30,19 +33,16 @@ VOICES = {"rms": SAMPLE_RATE, "awb": SAMPLE_RATE, "kal16": SAMPLE_RATE, "kal": S
 NOISES = ("hiss", "hum", "music", "keyboard", "babble", "silence")
 SHARES = Shares(known_words=0.2, other_words=0.08, numbers=0.14, echoes=0.04)
 PER_FILE, NOISES_PER_FILE, PER_BATCH = 48, 12, {"cpu": 64, "cuda": 384}
+ASKED, _MOST_ASKED, _COMMON = ("sentences", "words", "numbers"), 500, 4000
 _CLIP = 10 * SAMPLE_RATE
 Sounds = tuple[str, np.ndarray, np.ndarray]
 """Text, empty for noise; samples int16 [n * SOUND]; phones uint8 [n]."""
 
 
 def write(path: Path, sounds: list[Sounds]) -> None:
-    """Whole or not at all: readers look for the file while it is being made."""
-    hidden = path.with_suffix(".part")
-    with hidden.open("wb") as file:
-        texts, waves, phones = zip(*sounds, strict=True)
-        arrays = {"wave": np.concatenate(waves), "sounds": np.concatenate(phones), "texts": np.array(texts)}
-        np.savez(file, allow_pickle=False, samples=np.array([len(wave) for wave in waves]), **arrays)
-    hidden.rename(path)
+    texts, waves, phones = zip(*sounds, strict=True)
+    arrays = {"wave": np.concatenate(waves), "sounds": np.concatenate(phones), "texts": np.array(texts)}
+    corpus.save(path, samples=np.array([len(wave) for wave in waves]), **arrays)
 
 
 def unknown(text: str, wave: np.ndarray) -> Sounds:
@@ -50,6 +50,21 @@ def unknown(text: str, wave: np.ndarray) -> Sounds:
     wave = (wave * min(1.0, 32000.0 / (np.abs(wave).max() + 1e-9))).round().astype(np.int16)
     wave = np.pad(wave, (0, -len(wave) % SOUND))
     return text, wave, np.full(len(wave) // SOUND, UNKNOWN, np.uint8)
+
+
+def words(text: str) -> list[str]:
+    return re.sub(r"[^a-z0-9' ]+", " ", text.lower()).split()
+
+
+def plain(text: str) -> str:
+    return f" {' '.join(words(text))} "
+
+
+def asked(kind: str, other: tuple[str, ...]) -> list[str]:
+    """What the gates ask: new texts, as what is said so often that it should be learned is left out."""
+    writer = Writer(0, other)
+    common = "".join(plain(writer.text(SHARES)) for _ in range(_COMMON))
+    return [text for text in gates.texts(kind, _MOST_ASKED, other) if plain(text) not in common]
 
 
 def resampled(wave: np.ndarray, ratio: float) -> np.ndarray:
@@ -63,6 +78,12 @@ class Maker:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options, self._other = options, dictionary(options.words)
         self._speakers = {name: Flite(name, options.library) for name in VOICES}
+        self._asked = {plain(text) for kind in ASKED for text in asked(kind, self._other)}
+
+    def _text(self, writer: Writer) -> str:
+        """What the gates ask is no part of it."""
+        texts = iter(lambda: writer.text(SHARES), "")
+        return next(text for text in texts if not any(map(plain(text).__contains__, self._asked)))
 
     def voices(self, seed: int) -> list[Sounds]:
         """One voice at one rate, with all frequencies moved by one factor."""
@@ -71,7 +92,7 @@ class Maker:
         self._speakers[name].set("duration_stretch", stretch * shift)
         made = []
         for _ in range(PER_FILE):
-            said = self._speakers[name].speak(text := writer.text(SHARES))
+            said = self._speakers[name].speak(text := self._text(writer))
             _, wave, phones = unknown(text, resampled(said.samples.astype(float), SAMPLE_RATE / VOICES[name] / shift))
             middles = (np.arange(len(phones)) + 0.5) * SOUND / SAMPLE_RATE * shift
             at = np.clip(np.searchsorted(said.ends, middles), 0, len(said.ends) - 1)
@@ -79,15 +100,20 @@ class Maker:
         return made
 
     def own(self, seed: int) -> list[Sounds]:
-        writer = Writer(seed, self._other)
-        return self.spoken([writer.text(SHARES) for _ in range(PER_BATCH[self._options.device.type])], seed)
+        writer, random = Writer(seed, self._other), np.random.default_rng(seed)
+        texts = [self._text(writer) for _ in range(PER_BATCH[self._options.device.type])]
+        with np.load(PUBLISHED / "built_in_voices.npz") as voices:
+            references = [voices[name] for name in random.choice(voices.files, len(texts) // 2)]
+        served = Served(PUBLISHED, cfg=random.uniform(1.5, 2.5), temperature=random.uniform(0.7, 1.1))
+        return self.spoken(texts, seed, served, *references)
 
-    def spoken(self, texts: list[str], seed: int) -> list[Sounds]:
-        """By the server's own model: those that it says to their ends."""
-        self._served = getattr(self, "_served", None) or Served(PUBLISHED)
-        none = torch.zeros(0, *self._served.model.patch_shape)
-        prompts = [Prompt(text, none, seed + row, 6 * len(text) + 10) for row, text in enumerate(texts)]
-        said = zip(texts, self._served.speak(prompts), strict=True)
+    def spoken(self, texts: list[str], seed: int, served: Served | None = None, *behind: np.ndarray) -> list[Sounds]:
+        """By the server's own model, the first texts behind references: those that it says to their ends."""
+        served = served or Served(PUBLISHED)
+        none = [torch.zeros(0, *served.model.patch_shape)] * (len(texts) - len(behind))
+        numbered = enumerate(zip(texts, [*map(torch.from_numpy, behind), *none], strict=True), seed)
+        prompts = [Prompt(text, front, number, 6 * len(text) + 10) for number, (text, front) in numbered]
+        said = zip(texts, served.speak(prompts), strict=True)
         return [unknown(t, 32767.0 * down(s.samples[None])[0].float().cpu().numpy()) for t, s in said if s.stopped]
 
     def noise(self, seed: int, kinds: tuple[str, ...] = NOISES) -> list[Sounds]:
@@ -154,7 +180,7 @@ class Maker:
         return 2 * np.pi * (cycles + self.random.random())
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=("voices", "own", "noise"))
     parser.add_argument("directory", type=Path)
@@ -169,7 +195,3 @@ def main() -> None:
     for number in range(options.files):
         made = make(options.seed * 100_003 + number)
         write(options.directory / f"{options.kind}-{number:05d}-{options.seed:05d}.npz", made)
-
-
-if __name__ == "__main__":
-    main()

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from training import loop
 from training.hearing.batches import Batches, Store, phones, tilts, together
-from training.hearing.checkpoint import Vocabulary
-from training.hearing.network import PHONES_PER_ROW, Features, Network
+from training.hearing.network import PHONES_PER_ROW, Features, Network, Vocabulary
 from training.hearing.sounds import UNKNOWN
+from training.transformer import linear
 from training.voice.corpus import Reader
 
 _STEPS_BEFORE_CAPTURE = 3
+_SHORT = 1500
+"""Batches of the shortest items to begin with."""
 _PHONES = 0.5
 """Weight of the loss of phones."""
 Batch = dict[str, Tensor]
@@ -39,7 +41,8 @@ class Trainer:
         )
         vocabulary = Vocabulary()
         self.store = Store(options.hours, self.device, vocabulary)
-        batches, reader = Batches(self.store, vocabulary, options.audio, options.seed), Reader(options.data)
+        short, reader = 0 if options.resume else _SHORT, Reader(options.data)
+        batches = Batches(self.store, vocabulary, options.audio, options.seed, short)
         self._feed = loop.Ahead(self._made(batches, reader), 8)
         self._seen = dict[int, int]()
         self._graphs = dict[int, tuple[torch.cuda.CUDAGraph, Batch, list[Tensor]]]()
@@ -60,7 +63,7 @@ class Trainer:
         seconds = int(batch.pop("seconds"))
         self.optimiser.rate.fill_(loop.rate_at(options.rate, share, nth, warm=300, floor=0.02, decay=0.7))
         seen = self._seen[seconds] = self._seen.get(seconds, 0) + 1
-        if self.device.type != "cuda" or seen <= _STEPS_BEFORE_CAPTURE:
+        if options.eager or self.device.type != "cuda" or seen <= _STEPS_BEFORE_CAPTURE:
             result = self._step({name: value.to(self.device) for name, value in batch.items()}, seconds)
         else:
             if seconds not in self._graphs:
@@ -93,14 +96,10 @@ class Trainer:
         mel = self.features(wave, found["total"] // 160, found["bank"], tilts(batch["levels"])).to(self.dtype)
         rows, ids, network = found["rows"], batch["ids"], self.network
         embeds, hidden = network.audio_tower(mel, rows)
-        heard = F.linear(hidden, network.auxiliary.weight.to(self.dtype), network.auxiliary.bias.to(self.dtype))
-        wanted = phones(found, self.store, seconds)
-        sounds = F.cross_entropy(
-            heard.float().flatten(0, 1).unflatten(1, (PHONES_PER_ROW, -1)).flatten(0, 1),
-            wanted.flatten(),
-            ignore_index=UNKNOWN,
-            reduction="sum",
-        ) / (wanted != UNKNOWN).sum().clamp(min=1)
+        heard = linear(hidden, network.auxiliary).float().unflatten(2, (PHONES_PER_ROW, -1)).flatten(0, 2)
+        wanted = phones(found, self.store, seconds).flatten()
+        known = (wanted != UNKNOWN).sum().clamp(min=1)
+        sounds = F.cross_entropy(heard, wanted, ignore_index=UNKNOWN, reduction="sum") / known
         logits = network.model(ids, embeds, found["begin"], rows).float()
         place = torch.arange(ids.shape[1], device=ids.device) + 1
         asked = (place >= found["answer"][:, None]) & (place < found["length"][:, None])
@@ -122,17 +121,14 @@ class Trainer:
     def kept(self) -> None: ...
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = loop.arguments(__doc__, seconds=540.0, rate=2e-3)
     parser.add_argument("--hours", type=float, default=250.0, help="room for sounds")
     parser.add_argument("--least", type=float, default=0.5, help="hours of sounds to begin with")
     parser.add_argument("--audio", type=int, default=576, help="seconds of sounds in a batch")
+    parser.add_argument("--eager", action="store_true", help="without captured graphs")
     options = loop.begin(parser)
     if loop.device().type == "cuda":
         # Graphs are captured on a stream of their own, and gradients remember the stream they were first made on.
         torch.cuda.set_stream(torch.cuda.Stream())
     loop.run(Trainer(options), options)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,6 +6,7 @@ A block is one row of each field below. Rows past the last example are a segment
 from __future__ import annotations
 
 import queue
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +21,13 @@ from models.interfaces.resizing import use_threads
 from training.loop import Ahead
 from training.vision.conversations import Encoder, Example, Tokens, grid_of, make_example, patches_of
 from training.vision.network import LETTERS_PER_CELL, UNKNOWN, Network, Packed
-from training.vision.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES
-from training.vision.pictures import CELL, Picture
+from training.vision.pictures import CELL, COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, Picture
 
 PATCHES, FRAMES, TOKENS, LABELS = 12288, 16384, 12288, 3840
 SEGMENTS, SEQUENCES = 72, 136
 LONGEST = 2304
-_SPARE = 8
+_ROOM = {"frames": FRAMES, "patches": PATCHES, "tokens": TOKENS, "labels": LABELS, "segments": 63, "sequences": 127}
+"""The most of a block; some segments and sequences stay for the rows behind the last example."""
 LETTERS = " " + "".join(chr(code) for code in range(33, 127)) + "£€°"
 _CONSTANT = {"thing", "knowledge", "who", "skills", "hello", "thanks", "no_picture", "not_known", "unknown"}
 FIELDS: dict[str, tuple[tuple[int, ...], type]] = {
@@ -48,36 +49,21 @@ FIELDS: dict[str, tuple[tuple[int, ...], type]] = {
     "turns": ((LABELS,), np.int16),
     "cells": ((PATCHES // 4, 3 + LETTERS_PER_CELL), np.uint8),
 }
-BLOCK_BYTES = sum(int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in FIELDS.values())
+_SIZES = [int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in FIELDS.values()]
+BLOCK_BYTES = sum(_SIZES)
 
 
-def views(buffer: memoryview) -> dict[str, np.ndarray]:
-    """The fields of a block in `buffer`, which has BLOCK_BYTES."""
-    arrays: dict[str, np.ndarray] = {}
-    start = 0
-    for name, (shape, kind) in FIELDS.items():
-        size = int(np.prod(shape)) * np.dtype(kind).itemsize
-        arrays[name] = np.frombuffer(buffer[start : start + size], dtype=kind).reshape(shape)
-        start += size
-    return arrays
-
-
-@dataclass
-class _Filled:
-    frames: int = 0
-    patches: int = 0
-    tokens: int = 0
-    labels: int = 0
-    segments: int = 0
-    sequences: int = 0
-    turns: int = 0
+def views(buffer: bytearray) -> dict[str, np.ndarray]:
+    """The fields of a block in `buffer`, BLOCK_BYTES of zeros."""
+    parts = np.split(np.frombuffer(buffer, np.uint8), np.cumsum(_SIZES)[:-1])
+    return {n: part.view(kind).reshape(shape) for part, (n, (shape, kind)) in zip(parts, FIELDS.items(), strict=True)}
 
 
 class Packer:
     """Writes examples into the fields of a block until one does not fit."""
 
     def __init__(self, encoder: Encoder, block: dict[str, np.ndarray]) -> None:
-        self.encoder, self.block, self.filled = encoder, block, _Filled()
+        self.encoder, self.block, self.filled = encoder, block, Counter[str]()
         self.tasks: list[str] = []
 
     def add(self, example: Example) -> bool:
@@ -86,21 +72,20 @@ class Packer:
         patches = [patches_of(picture) for picture in pictures]
         grids = [grid_of(picture) for picture in pictures]
         tokens = [
-            self.encoder.tokens(pictures, turns, system)
-            for turns, system in zip(example.conversations, example.systems, strict=True)
+            self.encoder.tokens(pictures, turns, opening)
+            for turns, opening in zip(example.conversations, example.openings, strict=True)
         ]
-        filled = self.filled
-        fits = (
-            filled.frames + sum(len(frames) * frames.shape[1] for frames in patches) <= FRAMES
-            and filled.patches + sum(t * h * w for t, h, w in grids) <= PATCHES
-            and filled.tokens + sum(len(item.ids) for item in tokens) <= TOKENS
-            and filled.labels + sum(int((item.labels >= 0).sum()) for item in tokens) <= LABELS
-            and filled.segments + sum(t for t, _, _ in grids) < SEGMENTS - _SPARE
-            and filled.sequences + len(tokens) < SEQUENCES - _SPARE
-        )
-        if not fits:
+        needed = {
+            "frames": sum(len(frames) * frames.shape[1] for frames in patches),
+            "patches": sum(t * h * w for t, h, w in grids),
+            "tokens": sum(len(item.ids) for item in tokens),
+            "labels": sum(int((item.labels >= 0).sum()) for item in tokens),
+            "segments": sum(t for t, _, _ in grids),
+            "sequences": len(tokens),
+        }
+        if any(self.filled[name] + number > _ROOM[name] for name, number in needed.items()):
             return False
-        first_row = filled.patches // 4
+        first_row = self.filled["patches"] // 4
         for picture, frames, grid in zip(pictures, patches, grids, strict=True):
             self._picture(picture, frames, grid)
         for turns, item in zip(example.conversations, tokens, strict=True):
@@ -109,66 +94,55 @@ class Packer:
 
     def close(self) -> None:
         block, filled = self.block, self.filled
-        _end(block["vision_cu"], filled.segments, filled.patches, PATCHES)
-        _end(block["text_cu"], filled.sequences, filled.tokens, TOKENS)
-        for name in ("first", "second"):
-            block[name][filled.patches :] = 0
-        block["coordinates"][filled.patches :] = 0
-        block["frame_starts"][filled.frames :] = 0
-        block["frame_grids"][filled.frames :] = (2, 2, 0, 0)
-        block["frame_pictures"][filled.frames :] = SEGMENTS - 1
-        block["cells"][filled.patches // 4 :] = 0
-        block["ids"][filled.tokens :] = 0
-        block["source"][filled.tokens :] = -1
-        block["positions"][:, filled.tokens :] = 0
-        block["selected"][filled.labels :] = 0
-        block["labels"][filled.labels :] = 0
-        block["weights"][filled.labels :] = 0
-        block["turns"][filled.labels :] = -1
+        _end(block["vision_cu"], filled["segments"], filled["patches"], PATCHES)
+        _end(block["text_cu"], filled["sequences"], filled["tokens"], TOKENS)
+        block["frame_grids"][filled["frames"] :] = (2, 2, 0, 0)
+        block["frame_pictures"][filled["frames"] :] = SEGMENTS - 1
+        block["source"][filled["tokens"] :] = -1
+        block["turns"][filled["labels"] :] = -1
 
     def _picture(self, picture: Picture, frames: np.ndarray, grid: tuple[int, int, int]) -> None:
         block, filled = self.block, self.filled
         t, h, w = grid
         count, each = len(frames), h * w
-        block["frames"][filled.frames : filled.frames + count * each] = frames.reshape(-1, 588)
-        whole = slice(filled.frames, filled.frames + count * each)
-        block["frame_starts"][whole] = np.repeat(filled.frames + each * np.arange(count), each)
-        block["frame_pictures"][whole] = filled.segments
+        block["frames"][filled["frames"] : filled["frames"] + count * each] = frames.reshape(-1, 588)
+        whole = slice(filled["frames"], filled["frames"] + count * each)
+        block["frame_starts"][whole] = np.repeat(filled["frames"] + each * np.arange(count), each)
+        block["frame_pictures"][whole] = filled["segments"]
         index = np.indices((h, w)).reshape(2, h // 2, 2, w // 2, 2).transpose(1, 3, 2, 4, 0).reshape(each, 2)
         block["frame_grids"][whole, :2] = h, w
         block["frame_grids"][whole, 2:] = np.tile(index, (count, 1))
         for pair in range(t):
-            rows = slice(filled.patches + pair * each, filled.patches + (pair + 1) * each)
+            rows = slice(filled["patches"] + pair * each, filled["patches"] + (pair + 1) * each)
             for name, frame in (("first", 2 * pair), ("second", min(2 * pair + 1, count - 1))):
-                start = filled.frames + frame * each
+                start = filled["frames"] + frame * each
                 block[name][rows] = np.arange(start, start + each)
             block["coordinates"][rows] = index
-            block["vision_cu"][filled.segments] = rows.start
-            filled.segments += 1
-        cells = block["cells"][filled.patches // 4 : (filled.patches + t * each) // 4]
-        cells[:] = 0
+            block["vision_cu"][filled["segments"]] = rows.start
+            filled["segments"] += 1
+        cells = block["cells"][filled["patches"] // 4 : (filled["patches"] + t * each) // 4]
         mark(cells, picture, w // 2)
-        filled.frames += count * each
-        filled.patches += t * each
+        filled["frames"] += count * each
+        filled["patches"] += t * each
 
     def _conversation(self, tasks: list[str], item: Tokens, first_row: int) -> None:
         block, filled = self.block, self.filled
-        rows = slice(filled.tokens, filled.tokens + len(item.ids))
+        rows = slice(filled["tokens"], filled["tokens"] + len(item.ids))
         block["ids"][rows] = item.ids
         block["source"][rows] = np.where(item.vision >= 0, item.vision + first_row, -1)
         block["positions"][:, rows] = item.positions
-        block["text_cu"][filled.sequences] = filled.tokens
+        block["text_cu"][filled["sequences"]] = filled["tokens"]
         where = np.flatnonzero(item.labels >= 0)
-        labels = slice(filled.labels, filled.labels + len(where))
-        block["selected"][labels] = where + filled.tokens
+        labels = slice(filled["labels"], filled["labels"] + len(where))
+        block["selected"][labels] = where + filled["tokens"]
         block["labels"][labels] = item.labels[where]
-        block["turns"][labels] = item.turns[where] + filled.turns
+        block["turns"][labels] = item.turns[where] + filled["turns"]
         block["weights"][labels] = [0.3 if tasks[turn] in _CONSTANT else 1.0 for turn in item.turns[where]]
         self.tasks += tasks
-        filled.turns += len(tasks)
-        filled.tokens += len(item.ids)
-        filled.labels += len(where)
-        filled.sequences += 1
+        filled["turns"] += len(tasks)
+        filled["tokens"] += len(item.ids)
+        filled["labels"] += len(where)
+        filled["sequences"] += 1
 
 
 def _end(starts: np.ndarray, index: int, begin: int, end: int) -> None:
@@ -202,7 +176,7 @@ def pack(encoder: Encoder, examples: list[Example]) -> list[tuple[dict[str, np.n
     packers: list[Packer] = []
     for example in examples:
         if not packers or not packers[-1].add(example):
-            packers.append(Packer(encoder, views(memoryview(bytearray(BLOCK_BYTES)))))
+            packers.append(Packer(encoder, views(bytearray(BLOCK_BYTES))))
             if not packers[-1].add(example):
                 raise ValueError("an example is larger than a block")
     for packer in packers:
@@ -223,7 +197,7 @@ class Drawn(IterableDataset[Tensor]):
         waiting: Example | None = None
         while True:
             buffer = bytearray(BLOCK_BYTES)
-            packer = Packer(encoder, views(memoryview(buffer)))
+            packer = Packer(encoder, views(buffer))
             while packer.add(waiting := waiting or make_example(random)):
                 waiting = None
             packer.close()
@@ -234,14 +208,8 @@ class Feed:
     """New blocks as processes draw them, and a pool of those before them on the device, which fills batches up."""
 
     def __init__(self, drawn: Drawn, device: torch.device, workers: int, pool: int, seed: int) -> None:
-        loader = DataLoader(
-            drawn,
-            batch_size=None,
-            num_workers=workers,
-            multiprocessing_context="spawn" if workers else None,
-            pin_memory=device.type == "cuda",
-            in_order=False,
-        )
+        loader = DataLoader(drawn, None, num_workers=workers, pin_memory=device.type == "cuda", in_order=False)
+        loader.multiprocessing_context = "spawn" if workers else None
         self._drawn, self._random, self.count = Ahead(iter(loader), 8), Random(seed), 0
         self._pool = torch.zeros(pool, BLOCK_BYTES, dtype=torch.uint8, device=device)
 
@@ -308,12 +276,8 @@ def answers(network: Network, held: Held, dtype: torch.dtype) -> list[Answer]:
 def fields(rows: Tensor) -> dict[str, Tensor]:
     """Blocks uint8 [n, BLOCK_BYTES] -> their fields, each [n, ...]."""
     kinds: dict[type, torch.dtype] = {np.uint8: torch.uint8, np.int16: torch.int16, np.float16: torch.float16}
-    found, start = {}, 0
-    for name, (shape, kind) in FIELDS.items():
-        size = int(np.prod(shape)) * np.dtype(kind).itemsize
-        found[name] = rows[:, start : start + size].contiguous().view(kinds[kind]).view(len(rows), *shape)
-        start += size
-    return found
+    parts = zip(rows.split(_SIZES, 1), FIELDS.items(), strict=True)
+    return {n: part.contiguous().view(kinds[kind]).view(len(rows), *shape) for part, (n, (shape, kind)) in parts}
 
 
 def packed(found: dict[str, Tensor]) -> Packed:
@@ -340,8 +304,6 @@ def packed(found: dict[str, Tensor]) -> Packed:
         longest=LONGEST,
     )
 
-
-# Pictures that come again come a little different: moved by some pixels, lighter or darker, with noise.
 
 _MOST_PIXELS = 5
 _GAIN, _OFFSET, _NOISE = 0.06, 8.0, 5.0

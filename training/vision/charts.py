@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from training.vision.fonts import SEEN_FONTS, font
-from training.vision.palette import RGB, contrast
-from training.vision.pictures import Canvas, Chart, Picture, canvas_size
+from training.vision.pictures import RGB, Canvas, Chart, Picture, canvas_size, contrast
 from training.vision.words import CHART_LABELS, CHART_TITLES, SEEN_WORDS, UNSEEN_WORDS
 
 Box = tuple[float, float, float, float]
@@ -34,23 +33,22 @@ class _Paper:
         self.labels = _labels(random, held_out, any_words)
         self.ink = ("black", (20, 20, 20)) if ground[0] > 128 else ("white", (240, 240, 240))
         self.left, self.right, self.bottom = 0.0, float(width), float(height)
-        title = _title(random, held_out) if random.random() < _TITLE_SHARE else ""
-        self.top, self.title = self._print_title(title) if title else (0.0, "")
+        self.top, self.title = 0.0, ""
+        if random.random() < _TITLE_SHARE:
+            self._choose_title(_title(random, held_out))
         self.height = self.bottom - self.top
 
-    def _print_title(self, title: str) -> tuple[float, str]:
-        """Where the rest may begin, and the title as far as there was room for it."""
+    def _choose_title(self, title: str) -> None:
+        """As far as there is room for it; it is printed last, on figures that have become pixels."""
         size = self.random.randint(_LEAST_TITLE, 22)
         while size > _LEAST_TITLE and self.length(title, size) > self.right - 12:
             size -= 1
         if self.length(title, size) > self.right - 12:
             title = title.split()[0]
         room = self.right - self.length(title, size)
-        if room < 12:
-            return 0.0, ""
-        x = room / 2 if self.random.random() < 0.8 else min(room, 8.0)
-        self.canvas.late_text(title, round(x), 4, self.face, size, *self.ink)
-        return size + 10.0, title
+        if room >= 12:
+            self.title_at = room / 2 if self.random.random() < 0.8 else min(room, 8.0)
+            self.top, self.title, self.title_size = size + 10.0, title, size
 
     def length(self, text: str, size: int) -> float:
         return font(self.face, size).getlength(text)
@@ -59,13 +57,16 @@ class _Paper:
         self.canvas.text(text, round(x), round(y), self.face, size, *(ink or self.ink), line=False)
 
     def colors(self, number: int, *, alike: bool) -> list[RGB]:
-        shades: list[RGB] = []
-        names = self.random.sample(_COLORS, len(_COLORS))
-        while names and len(shades) < number:
-            shade = self.canvas.shade(names.pop())
-            if shade is not None and contrast(shade, self.canvas.ground) > 85:
-                shades.append(shade)
-        return [shades[0]] * number if alike else shades
+        """Their names are kept in `names`."""
+        shades: dict[str, RGB] = {}
+        for name in self.random.sample(_COLORS, len(_COLORS)):
+            shade = self.canvas.shade(name)
+            if shade is not None and contrast(shade, self.canvas.ground) > 85 and len(shades) < number:
+                shades[name] = shade
+        self.names, found = list(shades), list(shades.values())
+        if alike:
+            self.names, found = self.names[:1] * number, found[:1] * number
+        return found
 
     def between(self, part: float) -> RGB:
         """A shade between ground and ink."""
@@ -87,8 +88,11 @@ def chart_picture(random: Random, *, held_out: bool, any_words: float = 0.5) -> 
         chart = (_pie_with_legend if random.random() < 0.55 else _pie)(paper)
     else:
         chart = _bars(paper)
+    if paper.title:
+        paper.print(paper.title, paper.title_at, 4, paper.title_size)
     picture = paper.canvas.finish()
-    picture.chart = replace(chart, title=paper.title)
+    order = [paper.labels.index(label) for label in chart.labels]
+    picture.chart = replace(chart, title=paper.title, colors=tuple(paper.names[nth] for nth in order))
     return picture
 
 
@@ -210,16 +214,10 @@ class Style:
         kind = random.choices(("base", "axes", "box", "none"), (0.35, 0.25, 0.33, 0.07))[0]
         plain = kind in ("base", "none")
         ticks = random.random() < (0.15 if plain else 0.7)
-        return Style(
-            base=kind != "none",
-            axis=not plain,
-            box=kind == "box",
-            ticks=ticks,
-            marks=ticks and not plain and random.random() < 0.7,
-            grid=random.random() < (0.15 if plain else 0.35),
-            named_axis=random.random() < (0.04 if plain else 0.2),
-            thickness=random.choice((1, 1, 1, 2, 3)),
-        )
+        marks = ticks and not plain and random.random() < 0.7
+        grid, named = random.random() < (0.15 if plain else 0.35), random.random() < (0.04 if plain else 0.2)
+        width = random.choice((1, 1, 1, 2, 3))
+        return Style(kind != "none", not plain, kind == "box", ticks, marks, grid, named, width)
 
 
 def _bars(paper: _Paper) -> Chart:
@@ -262,9 +260,8 @@ def _upright(paper: _Paper, size: int, shades: list[RGB], number: int, style: St
     if style.ticks:
         left += paper.length("100", small) + 8
     right = paper.right - (4 if not style.box else random.randint(4, 12))
-    while (
-        number > 2 and max(paper.length(name, size) for name in paper.labels[:number]) > 0.9 * (right - left) / number
-    ):
+    lengths = [paper.length(name, size) for name in paper.labels[:number]]
+    while number > 2 and max(lengths[:number]) > 0.9 * (right - left) / number:
         number -= 1
     labels, values = paper.labels[:number], _values(random, number)
     under = random.choice((0, 2, 4)) if style.marks else 0

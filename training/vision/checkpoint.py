@@ -35,11 +35,8 @@ def publish(directory: Path, shape: Shape, tensors: Mapping[str, Tensor]) -> Non
     config |= {"vision_token_id": ids["<|vision_pad|>"], "image_token_id": ids["<|image_pad|>"]}
     config |= {"video_token_id": ids["<|video_pad|>"], "num_hidden_layers": shape.layers}
     config["vision_config"]["depth"] = shape.vision_depth
-    for name, content in {
-        "config.json": config,
-        "generation_config.json": generation,
-        "tokenizer.json": tokens,
-    }.items():
+    contents = {"config.json": config, "generation_config.json": generation, "tokenizer.json": tokens}
+    for name, content in contents.items():
         (directory / name).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     for name in ("preprocessor_config.json", "tokenizer_config.json"):
         if directory != PUBLISHED:

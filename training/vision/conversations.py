@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -14,27 +14,26 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from models.qwen_vl.positions import mrope_positions
+from models.text.tools import hermes_turns
+from training.vision import scenes
 from training.vision.charts import chart_picture
+from training.vision.drawings import strange_clip, strange_picture
 from training.vision.pictures import CELL, Picture
 from training.vision.questions import MAKERS, Ask, Turn, follow_up
-from training.vision.scenes import (
-    arranged_picture,
-    crowded_picture,
-    overlapping_picture,
-    plain_picture,
-    shapes_picture,
-    text_picture,
-    video_clip,
-)
-from training.vision.strange import strange_clip, strange_picture
 
 DEFAULT_SYSTEM = "You are a helpful assistant."
-SYSTEMS = (
-    *("You see pictures.", "Answer briefly.", "You are a model that sees.", "Answer in one sentence.", "Be helpful."),
-    *("Describe what you see.", "You answer questions about pictures.", "Be brief and exact."),
-)
+PICTURES, QUESTION = "\0", "\1"
+"""What stands for the pictures, at the begin of a message, and for the first question."""
 _PATCH = 14
+_SHORT = 768
+"""Embeddings of pictures at most where more than the questions about them is said, so that all fits a sequence."""
 _KEY = re.compile(r'"(\w+)":')
+_THEY = re.compile(r"\b(they|them|their|these|those)\b", re.IGNORECASE)
+_OF_ALL = ("describe", "list", "colors", "number_of_colors", "same_color", "same_shape", "all_yn")
+"""Tasks after which "they" are all shapes."""
+_OUTSIDE = json.loads((Path(__file__).parent / "outside.json").read_text(encoding="utf-8"))["known"].items()
+_KEPT = {asks[0].lower().rstrip("?.! ") for name, scene in _OUTSIDE if "asked" in name for asks in scene["asks"]}
+"""Questions of a stranger, which measure and do not teach."""
 _JSON_SHARE = 0.14
 DATA = json.loads((Path(__file__).parent / "questions.json").read_text(encoding="utf-8"))
 """By kind of picture its share, the makers of its questions with their weights, and most turns, few where an answer
@@ -44,47 +43,120 @@ gives the next one away: what is copied teaches no seeing; gates by name: kind, 
 def _two(random: Random, held_out: bool) -> list[Picture]:
     def one() -> Picture:
         if random.random() < 0.12:
-            return text_picture(random, held_out=held_out, style=random.choice(("word", "string")))
-        return shapes_picture(random, held_out=held_out, most=4, cells=(64, 90))
+            return scenes.text_picture(random, held_out=held_out, style=random.choice(("word", "string")))
+        return scenes.shapes_picture(random, held_out=held_out, most=4, cells=(64, 90))
 
-    return [one(), one()]
+    first = one()
+    return [first, first if random.random() < 0.08 else one()]
 
 
 DRAW: dict[str, Callable[[Random, bool], list[Picture]]] = {
-    "shapes": lambda random, held_out: [shapes_picture(random, held_out=held_out)],
-    "text": lambda random, held_out: [text_picture(random, held_out=held_out)],
+    "shapes": lambda random, held_out: [scenes.shapes_picture(random, held_out=held_out)],
+    "text": lambda random, held_out: [scenes.text_picture(random, held_out=held_out)],
     "chart": lambda random, held_out: [chart_picture(random, held_out=held_out)],
-    "video": lambda random, held_out: [video_clip(random)],
+    "video": lambda random, held_out: [scenes.video_clip(random)],
+    "single": lambda random, held_out: [scenes.single_picture(random)],
     "two": _two,
     "strange": lambda random, held_out: [strange_picture(random)],
     "strange clip": lambda random, held_out: [strange_clip(random)],
-    "overlap": lambda random, held_out: [overlapping_picture(random)],
-    "arranged": lambda random, held_out: [arranged_picture(random)],
-    "crowd": lambda random, held_out: [crowded_picture(random)],
-    "plain": lambda random, held_out: [plain_picture(random)],
+    "overlap": lambda random, held_out: [scenes.overlapping_picture(random)],
+    "arranged": lambda random, held_out: [scenes.arranged_picture(random)],
+    "crowd": lambda random, held_out: [scenes.crowded_picture(random)],
+    "plain": lambda random, held_out: [scenes.plain_picture(random)],
     "none": lambda random, held_out: [],
 }
 """By kind of picture."""
 
 
+Opening = tuple[tuple[str, str], ...]
+"""Role and text of every message up to the first answer."""
+
+
+def opening(system: str, *before: tuple[str, str]) -> Opening:
+    """The pictures come with the first question."""
+    return (("system", system), *before, ("user", PICTURES + QUESTION))
+
+
+ASKED = opening(DEFAULT_SYSTEM)
+
+
 @dataclass(frozen=True)
 class Example:
-    """pictures, and conversations about them, each a list of turns."""
+    """pictures, and conversations about them, each a list of turns after an opening."""
 
     pictures: list[Picture]
     conversations: list[list[Turn]]
-    systems: list[str]
+    openings: list[Opening]
 
 
 def make_example(random: Random, *, conversations: int = 2, held_out: bool = False) -> Example:
-    """A picture of a kind drawn by its share, with conversations of 1 to 5 turns."""
+    """A picture of a kind drawn by its share, with conversations of 1 to 5 turns, sometimes another one after them."""
     while True:
         kind = _weighted(random, DATA["shares"])
         pictures = DRAW[kind](random, held_out)
         made = [turns(random, kind, pictures, held_out) for _ in range(conversations)]
-        if all(made):
-            systems = [DEFAULT_SYSTEM if random.random() < 0.75 else random.choice(SYSTEMS) for _ in made]
-            return Example(pictures, made, systems)
+        short = bool(pictures) and sum(map(embeddings, pictures)) <= _SHORT
+        if kind in _IN_TURN and short and random.random() < 0.06:
+            kind = random.choice(_IN_TURN)
+            second = DRAW[kind](random, held_out)
+            after = [turns(random, kind, second, held_out)[:2] for _ in made]
+            if not all(after):
+                continue
+            made = [[*a[:2], replace(b[0], shows=1), *b[1:]] for a, b in zip(made, after, strict=True) if a]
+            pictures += second
+        if len(made) == conversations and all(made):
+            return Example(pictures, made, [_opening(random, short) for _ in made])
+
+
+_IN_TURN = ("shapes", "text", "chart", "single", "overlap", "arranged", "plain", "strange")
+"""Kinds of one picture, of which one may come after the other."""
+
+
+def _opening(random: Random, short: bool) -> Opening:
+    """Sometimes there is a talk before, or a tool's result has the pictures."""
+    system = DEFAULT_SYSTEM if random.random() < 0.75 else random.choice(DATA["systems"])
+    kind = random.random() if short else 1.0
+    if kind < 0.09:
+        return opening(system, *_talk(random))
+    return _of_tool(random, system) if kind < 0.2 else opening(system)
+
+
+def _talk(random: Random) -> list[tuple[str, str]]:
+    """One or two questions without a picture, with their answers."""
+    said = [(turn.question, turn.answer) for turn in turns(random, "none", [], held_out=False)]
+    said = said if random.random() < 0.7 else random.sample(DATA["talk"], random.choice((1, 2)))
+    return [message for asked, answer in said for message in (("user", asked), ("assistant", answer))]
+
+
+def _of_tool(random: Random, system: str) -> Opening:
+    """A tool was called, and its result has the pictures. The question comes before the call or after the result. Or
+    there are tools, and none was called."""
+    name, wish, result = (random.choice(DATA["tools"][key]) for key in ("names", "wishes", "results"))
+    arguments = random.choice(DATA["tools"]["arguments"])
+    kinds = {key: {"type": "integer" if isinstance(value, int) else "string"} for key, value in arguments.items()}
+    parameters = {"type": "object", "properties": kinds}
+    function: dict[str, object] = {"name": name, "description": wish, "parameters": parameters}
+    if random.random() < 0.5:
+        del function["description"]
+    tool = {"type": "function", "function": function}
+    before = random.random() < 0.45
+    asked = random.choice((QUESTION, f"{wish} {QUESTION}")) if before else wish
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": asked},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]},
+        {"role": "tool", "content": result},
+    ]
+    if not before and random.random() < 0.3:
+        messages.append({"role": "assistant", "content": random.choice(DATA["tools"]["done"])})
+    if random.random() < 0.15:
+        return tuple(
+            (turn["role"], turn["content"])
+            for turn in hermes_turns([{"role": role, "content": text} for role, text in opening(system)], [tool])
+        )
+    found = hermes_turns(messages, [tool] if random.random() < 0.6 else [])
+    texts = [(turn["role"], PICTURES * ("results" in turn) + turn["content"]) for turn in found]
+    return (*texts, *(() if before else (("user", QUESTION),)))
 
 
 def _weighted(random: Random, weights: Mapping[str, float]) -> str:
@@ -97,12 +169,16 @@ def turns(random: Random, kind: str, pictures: Sequence[Picture], held_out: bool
     for _ in range(3 * wanted):
         if len(found) == wanted:
             break
-        turn = None
-        if found and random.random() < 0.35 and len(pictures) == 1:
+        turn, leans = None, False
+        if found and random.random() < 0.35:
             turn = follow_up(Ask(random, pictures, held_out, json=False), found[-1])
+            leans = turn is not None
         if turn is None:
             maker = MAKERS[_weighted(random, DATA["asked about"][kind])]
             turn = maker(Ask(random, pictures, held_out, json=random.random() < _JSON_SHARE))
+        unclear = found and not leans and found[-1].task not in _OF_ALL
+        if turn and (turn.question.lower().rstrip("?.! ") in _KEPT or (unclear and _THEY.search(turn.question))):
+            continue
         if turn is not None and all(turn.question != other.question for other in found):
             found.append(turn)
     return found
@@ -157,26 +233,29 @@ class Encoder:
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids))
 
-    def tokens(self, pictures: Sequence[Picture], turns: Sequence[Turn], system: str) -> Tokens:
-        """The pictures come before the first question."""
-        ids: list[int] = [self.start, *self.encode("system\n" + system), self.end, *self.encode("\n")]
+    def tokens(self, pictures: Sequence[Picture], turns: Sequence[Turn], opening: Opening = ASKED) -> Tokens:
+        """The pictures that no later turn shows are those of the opening."""
+        ids: list[int] = []
         runs: list[tuple[int, tuple[int, int, int]]] = []
         vision: list[tuple[int, int]] = []
         labels: list[tuple[int, int, int]] = []
         forced: list[int] = []
-        rows = 0
+        rows, left = 0, list(pictures)
         for index, turn in enumerate(turns):
-            ids += [self.start, *self.encode("user\n")]
-            for picture in pictures if index == 0 else ():
-                grid = grid_of(picture)
-                number = grid[0] * grid[1] * grid[2] // 4
-                ids.append(self.vision_start)
-                runs.append((len(ids), grid))
-                vision.append((len(ids), rows))
-                ids += [self.video if picture.motion else self.image] * number
-                ids.append(self.vision_end)
-                rows += number
-            ids += [*self.encode(turn.question), self.end, *self.encode("\n"), self.start, *self.encode("assistant\n")]
+            for role, text in opening if index == 0 else (("user", PICTURES * (turn.shows > 0) + QUESTION),):
+                ids += [self.start, *self.encode(role + "\n")]
+                shown = turn.shows if index else len(pictures) - sum(later.shows for later in turns[1:])
+                for _ in range(shown if text.startswith(PICTURES) else 0):
+                    picture = left.pop(0)
+                    ids.append(self.vision_start)
+                    runs.append((len(ids), grid_of(picture)))
+                    vision.append((len(ids), rows))
+                    ids += [self.video if picture.motion else self.image] * embeddings(picture)
+                    ids.append(self.vision_end)
+                    rows += embeddings(picture)
+                text = text.removeprefix(PICTURES).replace(QUESTION, turn.question)
+                ids += [*self.encode(text), self.end, *self.encode("\n")]
+            ids += [self.start, *self.encode("assistant\n")]
             first = len(ids)
             ids += [*self.encode(turn.answer), self.end]
             labels.append((first, len(ids), index))
@@ -200,6 +279,10 @@ def grid_of(picture: Picture) -> tuple[int, int, int]:
     """Frame pairs, rows and columns of patches."""
     height, width, _ = picture.frames[0].shape
     return -(-len(picture.frames) // 2), height // _PATCH, width // _PATCH
+
+
+def embeddings(picture: Picture) -> int:
+    return int(np.prod(grid_of(picture))) // 4
 
 
 def patches_of(picture: Picture) -> np.ndarray:

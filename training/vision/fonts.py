@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 from PIL import ImageFont
@@ -24,18 +24,13 @@ UNSEEN_FONTS = listed("unseen fonts")
 _SUFFIXES = (".ttf", ".otf")
 
 
-@cache
-def _directory() -> Path:
-    return Path(os.environ.get(_VARIABLE, "build/fonts"))
-
-
 @lru_cache(maxsize=4096)
 def font(name: str, size: int) -> ImageFont.FreeTypeFont:
-    for suffix in _SUFFIXES:
-        path = _directory() / f"{name}{suffix}"
+    directory = Path(os.environ.get(_VARIABLE, "build/fonts"))
+    for path in (directory / f"{name}{suffix}" for suffix in _SUFFIXES):
         if path.exists():
             return ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC)
-    raise FileNotFoundError(f"{_directory()}: no font {name}; `make fonts` fetches them, or set {_VARIABLE}")
+    raise FileNotFoundError(f"{directory}: no font {name}; `make fonts` fetches them, or set {_VARIABLE}")
 
 
 def fetch(directory: Path) -> None:

@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
@@ -31,7 +31,7 @@ from training.loop import device, hashes
 from training.vision.blocks import Answer, answers, on_device
 from training.vision.charts import chart_picture
 from training.vision.checkpoint import load
-from training.vision.conversations import DATA, DEFAULT_SYSTEM, DRAW, Encoder, Example
+from training.vision.conversations import ASKED, DATA, DRAW, Encoder, Example
 from training.vision.fonts import SEEN_FONTS, UNSEEN_FONTS
 from training.vision.questions import MAKERS, ONLY, Ask, follow_up, read
 from training.vision.scenes import text_picture
@@ -66,19 +66,19 @@ MOST_WRONG_REFUSALS = 0.01
 BALANCE = (0.45, 0.55)
 
 
-def examples(name: str, number: int) -> Iterator[Example]:
+def examples(name: str, number: int) -> list[Example]:
     """Held-out examples of one gate, of one turn each; of "second_turn" two."""
     random = Random(f"{SEED} {name}")
     draw = _printed if name in PRINTED else _second_turn if name == "second_turn" else _one_turn
     endless = (draw(random, name) for _ in count())
-    yield from islice((example for example in endless if example is not None), number)
+    return list(islice((example for example in endless if example is not None), number))
 
 
 def _one_turn(random: Random, name: str) -> Example | None:
     kind, maker, _, *as_json = DATA["gates"][name]
     pictures = _DRAW[kind](random, True)
     turn = MAKERS[maker](Ask(random, pictures, held_out=True, json=bool(as_json)))
-    return Example(pictures, [[replace(turn, task=name)]], [DEFAULT_SYSTEM]) if turn else None
+    return Example(pictures, [[replace(turn, task=name)]], [ASKED]) if turn else None
 
 
 def _printed(random: Random, name: str) -> Example | None:
@@ -88,7 +88,7 @@ def _printed(random: Random, name: str) -> Example | None:
     turn = read(Ask(random, [picture], held_out=True, json=False)) if picture.lines else None
     if turn is None or any(line.text in _TOKENS for line in picture.lines):
         return None
-    return Example([picture], [[replace(turn, task=name)]], [DEFAULT_SYSTEM])
+    return Example([picture], [[replace(turn, task=name)]], [ASKED])
 
 
 def _second_turn(random: Random, name: str) -> Example | None:
@@ -99,7 +99,7 @@ def _second_turn(random: Random, name: str) -> Example | None:
     second = follow_up(ask, first) if first else None
     if first is None or second is None:
         return None
-    return Example(pictures, [[replace(first, task="first_turn"), second]], [DEFAULT_SYSTEM])
+    return Example(pictures, [[replace(first, task="first_turn"), second]], [ASKED])
 
 
 @dataclass
@@ -172,7 +172,7 @@ def measure(options: argparse.Namespace) -> bool:
     dtype = torch.bfloat16 if on.type == "cuda" else torch.float32
     began, found = time.monotonic(), list[Answer]()
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for made in pool.imap(partial(_all_examples, number=options.number), options.only or NAMES):
+        for made in pool.imap(partial(examples, number=options.number), options.only or NAMES):
             for held in on_device(encoder, made, on):
                 found += answers(network, held, dtype)
     scores = score(found, encoder)
@@ -197,11 +197,7 @@ def measure(options: argparse.Namespace) -> bool:
     return not failed
 
 
-def _all_examples(name: str, number: int) -> list[Example]:
-    return list(examples(name, number))
-
-
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, default=PUBLISHED)
     parser.add_argument("--weights", type=Path, help="default: the checkpoint's")
@@ -215,7 +211,3 @@ def main() -> None:
         write_sample(options.sample, options.number)
     elif not measure(options):
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
-from training.transformer import Block, RMSNorm, Rotary, linear, rotate
-from training.vision.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES
+from training.transformer import Block, Parts, RMSNorm, Rotary, linear, rotate
+from training.vision.pictures import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
@@ -102,28 +102,14 @@ def rows_of(table: Tensor, index: Tensor) -> Tensor:
     return _Rows.apply(table, index)
 
 
-class VisionAttention(nn.Module):
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
-        self.proj = nn.Linear(hidden_size, hidden_size)
-
-
-class VisionMLP(nn.Module):
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(hidden_size, 4 * hidden_size)
-        self.fc2 = nn.Linear(4 * hidden_size, hidden_size)
-
-
 class VisionBlock(nn.Module):
     def __init__(self, hidden_size: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.norm1 = nn.LayerNorm(hidden_size, eps=1e-6)
-        self.attn = VisionAttention(hidden_size)
+        self.attn = Parts(qkv=nn.Linear(hidden_size, 3 * hidden_size), proj=nn.Linear(hidden_size, hidden_size))
         self.norm2 = nn.LayerNorm(hidden_size, eps=1e-6)
-        self.mlp = VisionMLP(hidden_size)
+        self.mlp = Parts(fc1=nn.Linear(hidden_size, 4 * hidden_size), fc2=nn.Linear(4 * hidden_size, hidden_size))
 
     def forward(self, x: Tensor, rotary: Rotary, cu: Tensor, longest: int) -> Tensor:
         q, k, v = linear(layer_norm(x, self.norm1), self.attn.qkv).view(len(x), 3, self.heads, -1).unbind(1)
@@ -131,12 +117,6 @@ class VisionBlock(nn.Module):
         x = x + linear(mixed.flatten(1), self.attn.proj)
         hidden = linear(layer_norm(x, self.norm2), self.mlp.fc1)
         return x + linear(hidden * torch.sigmoid(1.702 * hidden), self.mlp.fc2)
-
-
-class PatchEmbed(nn.Module):
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv3d(3, hidden_size, (2, 14, 14), stride=(2, 14, 14), bias=False)
 
 
 class Merger(nn.Module):
@@ -159,7 +139,9 @@ class Visual(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.patch_embed = PatchEmbed(shape.vision_hidden_size)
+        self.patch_embed = Parts(
+            proj=nn.Conv3d(3, shape.vision_hidden_size, (2, 14, 14), stride=(2, 14, 14), bias=False)
+        )
         self.blocks = nn.ModuleList(
             VisionBlock(shape.vision_hidden_size, shape.vision_heads) for _ in range(shape.vision_depth)
         )
@@ -239,10 +221,8 @@ class Auxiliary(nn.Module):
             held = (targets[:, group.start] > 0).float() * still
             empty = still - held
             weight = held / held.sum().clamp(min=1) + empty / empty.sum().clamp(min=1)
-            each = [
-                (F.cross_entropy(logits[i], targets[:, i], reduction="none") * weight).sum()
-                for i in range(group.start, group.stop)
-            ]
+            pairs = zip(logits[group], targets.T[group], strict=True)
+            each = [(F.cross_entropy(said, right, reduction="none") * weight).sum() for said, right in pairs]
             losses.append(torch.stack(each).mean())
         return losses[0], losses[1]
 

@@ -29,7 +29,7 @@ from models.qwen_vl.positions import mrope_positions
 from training.loop import device, hashes
 from training.vision.blocks import LONGEST
 from training.vision.checkpoint import load
-from training.vision.conversations import DEFAULT_SYSTEM, Encoder, grid_of, patches_of
+from training.vision.conversations import Encoder, grid_of, patches_of
 from training.vision.network import Network, Packed
 from training.vision.pictures import MAX_PIXELS, MIN_PIXELS, Canvas, Picture, finished
 from training.vision.questions import MANY, ONLY, Turn
@@ -40,13 +40,6 @@ DATA = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"
 _HONEST = ("picture", "drawing", "plot", "sign", "clip")
 GATES = {"right": 0.92, "refused": 0.02, **{f"honest of a {kind}": 0.95 for kind in _HONEST}}
 """Least shares; of what is refused the largest."""
-ASKED = (
-    "What is this?",
-    "Describe the picture.",
-    "What do you see here?",
-    "How many circles are there?",
-    "What moves?",
-)
 
 
 def drawn(scene: dict[str, Any], across: float = 0.0) -> Image.Image:
@@ -106,7 +99,7 @@ def signs() -> Iterator[Image.Image]:
     import matplotlib
 
     data, random = Path(matplotlib.get_data_path()), Random(3)
-    for code in "☀☁☂☃☎☕☘☠☢☮☯☹☺♈♋♔♘♚♛♞♠♣♥♨♪♫♻⚀⚄⚐⚑⚒⚓⚔⚖⚗⚙⚛⚠⚡⛀✀✂✆✈✉✌✍✎✒❀❁❄❤":
+    for code in "☀☁☂☃☎☕☘☠☢☮☯☹☺♈♋♔♘♚♛♞♠♣♥♨♪♫♻⚀⚄⚐⚑⚒⚓⚔⚖⚗⚙⚛⚠⚡⛀✁✂✆✈✉✌✍✎✒❀❁❄❤":
         face = ImageFont.truetype(data / "fonts/ttf/DejaVuSans.ttf", random.randint(120, 260))
         paper = random.choice(("white", "white", "#f4f0e0", "#202430"))
         image = Image.new("RGB", (320, 320), paper)
@@ -177,7 +170,7 @@ def said(
 ) -> str:
     """What greedy decoding answers, at most `most` tokens of it. sight: of `seen`."""
     vision, batch = sight
-    tokens = encoder.tokens([shown], [Turn("", question, "")], DEFAULT_SYSTEM)
+    tokens = encoder.tokens([shown], [Turn("", question, "")])
     ids, source = tokens.ids[:-2].tolist(), tokens.vision[:-2].tolist()
     runs, answer = [(source.index(0), grid_of(shown))], list[int]()
     while len(answer) < most:
@@ -228,7 +221,7 @@ def measure(network: Network, encoder: Encoder) -> dict[str, Any]:
             if not found["right"][-1]:
                 wrong.append(f"{name} | {question} | {answer}")
     for nth, (kind, images) in enumerate(others()):
-        shown, question = picture(images), ASKED[nth % (4 if len(images) == 1 else 5)]
+        shown, question = picture(images), DATA["asked"][nth % (4 if len(images) == 1 else 5)]
         answer = said(network, encoder, shown, seen(network, shown), question, 24)
         honest = ONLY.startswith(answer) or answer == MANY
         for name in (kind, "clip" if kind == "clip" else "picture"):
@@ -242,7 +235,7 @@ def measure(network: Network, encoder: Encoder) -> dict[str, Any]:
     return {"asked": {name: len(values) for name, values in found.items()}, **shares, "failed": failed, "wrong": wrong}
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, default=PUBLISHED)
     parser.add_argument("--weights", type=Path, help="default: the checkpoint's")
@@ -255,7 +248,3 @@ def main() -> None:
         options.json.write_text(report + "\n", encoding="utf-8")
     print(report)
     sys.exit(bool(found["failed"]))
-
-
-if __name__ == "__main__":
-    main()

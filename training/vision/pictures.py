@@ -1,10 +1,13 @@
-"""What is in a drawn picture, and the canvas that draws it."""
+"""Colours and shapes of the drawn world, what is in a drawn picture, and the canvas that draws it."""
 
 from __future__ import annotations
 
+import colorsys
 import io
+import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -13,7 +16,145 @@ from PIL import Image, ImageDraw, ImageFilter
 from models.interfaces.resizing import resize
 from models.qwen_vl.pictures import smart_resize
 from training.vision.fonts import font
-from training.vision.palette import COLORS, INKS, RGB, Look, color_on, ground_color, outline
+
+RGB = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class ColorRange:
+    """Hue in degrees (may pass 360), saturation and value from 0 to 1: first and last. usual: shades that programs
+    call by the colour's name or by a similar one; people draw with those."""
+
+    hue: tuple[float, float]
+    saturation: tuple[float, float]
+    value: tuple[float, float]
+    usual: tuple[RGB, ...]
+
+    def draw(self, random: Random) -> RGB:
+        if random.random() < 0.3:
+            usual = random.choice(self.usual)
+            return usual[0], usual[1], usual[2]
+        hue, saturation, value = (random.uniform(*span) for span in (self.hue, self.saturation, self.value))
+        red, green, blue = colorsys.hsv_to_rgb(hue % 360 / 360, saturation, value)
+        return round(red * 255), round(green * 255), round(blue * 255)
+
+
+_DATA = json.loads(Path(__file__).with_name("palette.json").read_text(encoding="utf-8"))
+COLORS = {name: ColorRange(*map(tuple, spans)) for name, spans in _DATA.items()}
+COLOR_NAMES = tuple(COLORS)
+SPELLED = ("cyan", "magenta")
+"""Colours without a token of their own."""
+SHAPE_NAMES = ("circle", "square", "triangle", "star", "ring", "cross", "rectangle", "oval")
+SIZE_NAMES = ("small", "medium", "large")
+SIZES = {"small": (0.065, 0.09), "medium": (0.12, 0.145), "large": (0.19, 0.24)}
+"""Half the extent of a shape, of the picture's shorter side."""
+HUGE = (0.24, 0.46)
+"""The same of shapes that fill their picture; they are called large, too."""
+_LEAST_CONTRAST = 75.0
+INKS = ("black", "red", "blue", "green", "purple", "brown", "white", "orange", "yellow")
+
+
+def plural(shape: str) -> str:
+    return shape + ("es" if shape.endswith("cross") else "s")
+
+
+def contrast(first: RGB, second: RGB) -> float:
+    return math.dist(first, second)
+
+
+def color_on(random: Random, name: str, ground: RGB) -> RGB | None:
+    """A shade of the colour that stands out from `ground`, or None where none of a few does."""
+    for _ in range(4):
+        shade = COLORS[name].draw(random)
+        if contrast(shade, ground) >= _LEAST_CONTRAST:
+            return shade
+    return None
+
+
+def named_ground(random: Random) -> tuple[RGB, str | None]:
+    """As ground_color, or a colour with a name, and that name."""
+    kind = random.random()
+    if kind < 0.14:
+        return (255, 255, 255), "white"
+    if kind < 0.3:
+        name = random.choice(COLOR_NAMES)
+        return COLORS[name].draw(random), name
+    shade = ground_color(random)
+    return shade, "white" if min(shade) >= 238 and max(shade) - min(shade) <= 3 else None
+
+
+def ground_color(random: Random) -> RGB:
+    """Mostly light, sometimes dark or pastel."""
+    kind = random.random()
+    hue = random.random()
+    if kind < 0.3:
+        level = random.randint(238, 255)
+        return level, level, level
+    if kind < 0.65:
+        red, green, blue = colorsys.hsv_to_rgb(hue, random.uniform(0.0, 0.15), random.uniform(0.82, 1.0))
+    elif kind < 0.85:
+        red, green, blue = colorsys.hsv_to_rgb(hue, random.uniform(0.0, 0.4), random.uniform(0.05, 0.25))
+    else:
+        red, green, blue = colorsys.hsv_to_rgb(hue, random.uniform(0.1, 0.3), random.uniform(0.7, 0.95))
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a shape is drawn beyond its name. angle in radians; apex: where a triangle's tip is over its base, from -1 to
+    1; aspect: the short side of a rectangle or oval by the long one; hollow: the thickness of a ring, or of an outline
+    in place of a filled shape, as a share of the radius; edge: the colour of a thin line around it."""
+
+    angle: float = 0.0
+    apex: float = 0.0
+    aspect: float = 0.5
+    hollow: float = 0.0
+    edge: RGB | None = None
+
+
+def look_of(random: Random, shape: str, ground: RGB) -> Look:
+    """Mostly filled and upright."""
+    angle, apex, hollow, edge = random.choice((0.0, random.uniform(-0.3, 0.3))), 0.0, 0.0, None
+    if shape == "triangle" and random.random() < 0.4:
+        angle += random.choice((0.5, 1.0, 1.5)) * math.pi
+    if shape == "triangle" and random.random() < 0.25:
+        apex = random.choice((-1.0, 1.0, random.uniform(-1, 1)))
+    if shape in ("rectangle", "oval") and random.random() < 0.5:
+        angle += math.pi / 2
+    if shape == "ring":
+        hollow = random.uniform(*random.choice(((0.2, 0.4), (0.05, 0.2))))
+    elif random.random() < (0.2 if shape in ("square", "triangle", "rectangle") else 0.08) and shape != "circle":
+        hollow = random.uniform(*random.choice(((0.18, 0.28), (0.03, 0.18))))
+    elif random.random() < 0.1:
+        edge = (20, 20, 20) if ground[0] > 128 else (240, 240, 240)
+    return Look(angle, apex, random.uniform(0.3, 0.68), hollow, edge)
+
+
+def outline(shape: str, x: float, y: float, radius: float, look: Look) -> list[tuple[float, float]]:
+    """Corners of a shape of half extent `radius` about (x, y); of an oval many points."""
+    scale = 1.0
+    if shape in ("square", "rectangle"):
+        scale, high = (0.92, 1.0) if shape == "square" else (1.0, look.aspect)
+        points = [(-1.0, -high), (1.0, -high), (1.0, high), (-1.0, high)]
+    elif shape == "triangle":
+        points = [(look.apex, -1.1), (1.0, 0.9), (-1.0, 0.9)]
+    elif shape == "star":
+        points = [
+            (math.sin(math.pi * i / 5) * (1.15, 0.47)[i % 2], -math.cos(math.pi * i / 5) * (1.15, 0.47)[i % 2])
+            for i in range(10)
+        ]
+    elif shape == "cross":
+        w = 0.34
+        points = [(-w, -1.0), (w, -1.0), (w, -w), (1.0, -w), (1.0, w), (w, w)]
+        points += [(w, 1.0), (-w, 1.0), (-w, w), (-1.0, w), (-1.0, -w), (-w, -w)]
+    elif shape == "oval":
+        turns = [2 * math.pi * i / 72 for i in range(72)]
+        points = [(math.cos(turn), look.aspect * math.sin(turn)) for turn in turns]
+    else:
+        raise ValueError(f"{shape} has no corners")
+    cos, sin = math.cos(look.angle) * radius * scale, math.sin(look.angle) * radius * scale
+    return [(x + px * cos - py * sin, y + px * sin + py * cos) for px, py in points]
+
 
 CELL = 28
 MIN_PIXELS, MAX_PIXELS = 64 * CELL**2, 256 * CELL**2
@@ -22,7 +163,8 @@ _OVERSAMPLED_PIXELS = 250_000
 
 @dataclass(frozen=True)
 class Figure:
-    """A shape; x and y its centre and radius half its extent, in pixels of the canvas."""
+    """A shape; x and y its centre and radius half its extent, in pixels of the canvas. hollow: the thickness of an
+    outline as a share of the radius, 0 where it is filled."""
 
     shape: str
     color: str
@@ -30,6 +172,7 @@ class Figure:
     x: float
     y: float
     radius: float
+    hollow: float = 0.0
 
     @property
     def name(self) -> str:
@@ -49,12 +192,13 @@ class Line:
 @dataclass(frozen=True)
 class Chart:
     """Labels and values of bars from left to right or from top to bottom, of slices as the legend lists them, or
-    clockwise from the top where there is no legend. title: empty where there is none."""
+    clockwise from the top where there is no legend. title: empty where there is none. colors: their names."""
 
     kind: str
     labels: tuple[str, ...]
     values: tuple[int, ...]
     title: str = ""
+    colors: tuple[str, ...] = ()
 
 
 @dataclass
@@ -69,6 +213,10 @@ class Picture:
     lines: list[Line] = field(default_factory=list)
     chart: Chart | None = None
     motion: tuple[str, ...] | None = None
+    end: Figure | None = None
+    """The shape of a clip as it is in the last frame."""
+    covers: dict[tuple[Figure, Figure], float] = field(default_factory=dict)
+    """Of a shape that lies over another, and the other, which share of that is covered."""
     strange: bool = False
     ground: str | None = None
     """Its colour, where it has one with a name all over."""
@@ -119,24 +267,33 @@ class Canvas:
         self.figures: list[Figure] = []
         self.lines: list[Line] = []
         self.letters: list[tuple[str, float, float]] = []
-        self._late: list[tuple[str, float, float, str, int, str, RGB]] = []
+        self.covers: dict[tuple[Figure, Figure], float] = {}
+        self._looks: list[tuple[Figure, Look]] = []
 
     def figure(self, figure: Figure, shade: RGB, look: Look) -> None:
+        figure = replace(figure, hollow=look.hollow)
+        self._paint(self._draw, figure, shade, look)
+        for other, how in self._looks:
+            if math.hypot(figure.x - other.x, figure.y - other.y) < 1.2 * (figure.radius + other.radius):
+                below = self._mask(other, how)
+                if share := float((self._mask(figure, look) & below).sum() / below.sum()):
+                    self.covers[figure, other] = share
+        self._looks.append((figure, look))
         self.figures.append(figure)
+
+    def _mask(self, figure: Figure, look: Look) -> np.ndarray:
+        mask = Image.new("1", self.image.size)
+        self._paint(ImageDraw.Draw(mask), figure, 1, replace(look, edge=None))
+        return np.asarray(mask)
+
+    def _paint(self, pen: ImageDraw.ImageDraw, figure: Figure, shade: RGB | int, look: Look) -> None:
         x, y, radius = (value * self.scale for value in (figure.x, figure.y, figure.radius))
-        thickness = max(2, round(radius * look.hollow))
+        filled = (shade, look.edge, self.scale)
+        how = (None, shade, max(2, round(radius * look.hollow))) if look.hollow else filled
         if figure.shape in ("circle", "ring"):
-            box = (x - radius, y - radius, x + radius, y + radius)
-            if figure.shape == "ring":
-                self._draw.ellipse(box, outline=shade, width=thickness)
-            else:
-                self._draw.ellipse(box, fill=shade, outline=look.edge, width=self.scale)
-            return
-        points = outline(figure.shape, x, y, radius, look)
-        if look.hollow:
-            self._draw.polygon(points, outline=shade, width=thickness)
+            pen.ellipse((x - radius, y - radius, x + radius, y + radius), *how)
         else:
-            self._draw.polygon(points, fill=shade, outline=look.edge, width=self.scale)
+            pen.polygon(outline(figure.shape, x, y, radius, look), *how)
 
     def box(self, box: tuple[float, float, float, float], shade: RGB) -> None:
         self._draw.rectangle([value * self.scale for value in box], fill=shade)
@@ -166,10 +323,6 @@ class Canvas:
                 self.image = self.image.reduce(self.scale)
             self._draw = ImageDraw.Draw(self.image)
             self._fine = False
-
-    def late_text(self, text: str, x: float, y: float, face: str, size: int, ink: str, shade: RGB) -> None:
-        """A label that is printed at the end, so that figures can still be drawn."""
-        self._late.append((text, x, y, face, size, ink, shade))
 
     def text(self, text: str, x: float, y: float, face: str, size: int, ink: str, shade: RGB, *, line: bool) -> Line:
         """Prints from (x, y), the left end of the base line's ascender box. line: it is a line of the picture's text,
@@ -203,8 +356,6 @@ class Canvas:
 
     def finish(self) -> Picture:
         self.settle()
-        for label in self._late:
-            self.text(*label, line=False)
         return finished(self, [_effects(self.random, self.image)])
 
     def _shade(self) -> None:
@@ -212,10 +363,8 @@ class Canvas:
         gradient = Image.linear_gradient("L").resize(self.image.size)
         if self.random.random() < 0.5:
             gradient = gradient.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
-        other: RGB = tuple(  # type: ignore[assignment]
-            max(0, min(255, value + self.random.randint(-28, 28))) for value in self.ground
-        )
-        self.image.paste(Image.new("RGB", self.image.size, other), (0, 0), gradient)
+        red, green, blue = (max(0, min(255, value + self.random.randint(-28, 28))) for value in self.ground)
+        self.image.paste(Image.new("RGB", self.image.size, (red, green, blue)), (0, 0), gradient)
 
 
 def finished(canvas: Canvas, images: list[Image.Image], bounds: tuple[int, int] = (MIN_PIXELS, MAX_PIXELS)) -> Picture:
@@ -228,6 +377,7 @@ def finished(canvas: Canvas, images: list[Image.Image], bounds: tuple[int, int] 
         width=width,
         height=height,
         figures=canvas.figures,
+        covers=canvas.covers,
         lines=canvas.lines,
         places=[(figure, figure.x * across, figure.y * down) for figure in canvas.figures],
         letters=[(character, x * across, y * down) for character, x, y in canvas.letters],

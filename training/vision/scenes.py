@@ -8,19 +8,25 @@ from random import Random
 
 from PIL import ImageDraw
 
+from training.vision import pictures
 from training.vision.fonts import SEEN_FONTS, font
-from training.vision.palette import (
+from training.vision.pictures import (
+    CELL,
     COLOR_NAMES,
-    COLORS,
-    HUGE,
+    MAX_PIXELS,
     RGB,
     SHAPE_NAMES,
     SIZE_NAMES,
     SIZES,
+    Canvas,
+    Figure,
+    Picture,
+    canvas_size,
+    finished,
+    jpeg,
     look_of,
     named_ground,
 )
-from training.vision.pictures import CELL, MAX_PIXELS, Canvas, Figure, Picture, canvas_size, finished, jpeg
 from training.vision.words import SEEN_WORDS, UNSEEN_WORDS, made_up_word, number_text, random_string, short_text, styled
 
 _TRIES = 40
@@ -47,6 +53,34 @@ def shapes_picture(random: Random, *, held_out: bool, most: int = 6, cells: tupl
     return canvas.finish()
 
 
+def single_picture(random: Random) -> Picture:
+    """One large shape as in the first picture that somebody draws: often a pure colour on white, near the middle."""
+    size, (shade, name) = canvas_size(random, least_cells=random.choice((64, 120, 190))), named_ground(random)
+    if random.random() < 0.4:
+        wide, high = random.choices((200, 240, 256, 300, 320, 400, 448, 480, 512), k=2)
+        size = wide, wide if random.random() < 0.6 else high
+    if random.random() < 0.35:
+        shade, name = (255, 255, 255), "white"
+    canvas = Canvas(random, *size, shade, ground_name=name, fine=random.random() < 0.5)
+    while not canvas.figures:
+        shape, color = random.choice((*SHAPE_NAMES, "square", "square")), random.choice((*COLOR_NAMES, "black"))
+        found = random.choice(pictures.COLORS[color].usual) if random.random() < 0.6 else canvas.shade(color)
+        look = look_of(random, shape, shade)
+        if found is None or pictures.contrast(found, shade) < 75:
+            continue
+        round_one = shape in ("circle", "ring")
+        points = [(1.0, 1.0)] if round_one else pictures.outline(shape, 0.0, 0.0, 1.0, look)
+        reach = [max(abs(point[axis]) for point in points) for axis in (0, 1)]
+        radius = random.uniform(0.2, 0.47) * min(side / far for side, far in zip(size, reach, strict=True))
+        free = [max(0.0, 0.99 * side - 2 * far * radius) for side, far in zip(size, reach, strict=True)]
+        spread = random.choice((0.0, 0.12, 0.12, 1.0))
+        x, y = (side / 2 + spread * random.uniform(-room / 2, room / 2) for side, room in zip(size, free, strict=True))
+        if radius < SIZES["large"][0] * min(size) or near_a_third(x / size[0]) or near_a_third(y / size[1]):
+            continue
+        canvas.figure(Figure(shape, color, "large", x, y, radius), (found[0], found[1], found[2]), look)
+    return canvas.finish()
+
+
 def overlapping_picture(random: Random) -> Picture:
     """Two to four shapes of different colours, some of which cover a part of others; the smaller lie above."""
     size, (shade, name) = canvas_size(random), named_ground(random)
@@ -55,9 +89,8 @@ def overlapping_picture(random: Random) -> Picture:
     placed: list[Figure] = []
     for color, _ in colors[: random.choice((2, 2, 3, 4))]:
         chosen = random.choice(("medium", "large", "large"))
-        radius = (
-            random.uniform(*SIZES[chosen]) * min(size) * (1.2 if chosen == "large" and random.random() < 0.3 else 1.0)
-        )
+        radius = random.uniform(*SIZES[chosen]) * min(size)
+        radius *= 1.2 if chosen == "large" and random.random() < 0.3 else 1.0
         for _ in range(_TRIES):
             x, y = (random.uniform(1.2 * radius, side - 1.2 * radius) for side in size)
             reach = [math.hypot(x - f.x, y - f.y) / (radius + f.radius) for f in placed]
@@ -72,11 +105,11 @@ def overlapping_picture(random: Random) -> Picture:
 
 
 def arranged_picture(random: Random) -> Picture:
-    """Two to six shapes of any one size, evenly spaced in a row, a column or two rows, often alike."""
+    """Two to six shapes of one size, evenly spaced in a row, a column or two rows, often alike, some only outlines."""
     size, (shade, name) = canvas_size(random), named_ground(random)
     canvas, number = Canvas(random, *size, shade, ground_name=name), random.randint(2, 6)
     rows = random.choice((1, 1, number, 2 if number % 2 == 0 else 1))
-    alike = random.choice(("shape", "color", "both", "none"))
+    alike, thin = random.choice(("shape", "color", "both", "none")), random.choice((0.0, 0.0, 0.0, 0.06, 0.12))
     shapes, colors = random.choices(SHAPE_NAMES, k=number), random.choices(COLOR_NAMES, k=number)
     wide, high = size[0] / (number // rows), size[1] / rows
     radius = max(10.0, min(wide, high) * random.uniform(0.2, 0.4))
@@ -84,15 +117,16 @@ def arranged_picture(random: Random) -> Picture:
         shape, color = shapes[nth * (alike not in ("shape", "both"))], colors[nth * (alike not in ("color", "both"))]
         x, y = (nth % (number // rows) + 0.5) * wide, (nth // (number // rows) + 0.5) * high
         if (found := canvas.shade(color)) is not None:
-            figure = Figure(shape, color, "medium", x, y, radius)
-            canvas.figure(figure, found, look_of(random, shape, canvas.ground))
+            look = look_of(random, shape, canvas.ground)
+            look = replace(look, hollow=thin) if thin and shape != "circle" else look
+            canvas.figure(Figure(shape, color, "medium", x, y, radius), found, look)
     return canvas.finish()
 
 
 def plain_picture(random: Random) -> Picture:
     """Nothing but one colour. Black and white ones are empty pictures, which `shapes_picture` has among others."""
     name = random.choice([name for name in COLOR_NAMES if name not in ("black", "white")])
-    return Canvas(random, *canvas_size(random), COLORS[name].draw(random), ground_name=name).finish()
+    return Canvas(random, *canvas_size(random), pictures.COLORS[name].draw(random), ground_name=name).finish()
 
 
 def crowded_picture(random: Random) -> Picture:
@@ -102,13 +136,8 @@ def crowded_picture(random: Random) -> Picture:
         color, shape = random.choice(COLOR_NAMES), random.choice(SHAPE_NAMES)
         alike = random.choices(("nothing", "color", "shape"), (0.6, 0.2, 0.2))[0]
         for _ in range(random.randint(9, 24)):
-            _place(
-                random,
-                canvas,
-                shape if alike == "shape" else random.choice(SHAPE_NAMES),
-                color if alike == "color" else random.choice(COLOR_NAMES),
-                "small",
-            )
+            own = shape if alike == "shape" else random.choice(SHAPE_NAMES)
+            _place(random, canvas, own, color if alike == "color" else random.choice(COLOR_NAMES), "small")
         if len(canvas.figures) >= 9:
             return canvas.finish()
 
@@ -116,19 +145,20 @@ def crowded_picture(random: Random) -> Picture:
 def text_picture(random: Random, *, held_out: bool, style: str | None = None, face: str | None = None) -> Picture:
     """1 to 3 lines of words, strings or numbers. style "word" or "string": one line of that, 16 px or more."""
     width, height = canvas_size(random)
-    canvas = Canvas(random, width, height, fine=False)
+    ground, name = (None, None) if style or random.random() < 0.4 else named_ground(random)
+    canvas, huge = Canvas(random, width, height, ground, ground_name=name, fine=False), random.random() < 0.1
     ink, shade = canvas.ink()
-    number = 1 if style else random.choices((1, 2, 3), (5, 3, 2))[0]
+    number = 1 if style or huge else random.choices((1, 2, 3), (5, 3, 2))[0]
     face = face or random.choice(SEEN_FONTS)
     top = 0.0
     for index in range(number):
         room = (height - top) / (number - index)
-        text = line_text(random, held_out, style)
+        text = short_text(random)[:1] if huge and not style else line_text(random, held_out, style)
         least = 16 if style else 13
-        size = _fitting(random, face, text, width - 8, room - 4, least)
+        size = _fitting(random, face, text, width - 8, 0.87 * room if huge else room - 4, least, len(text) == 1)
         if size is None:
             text = text.split()[0][:8]
-            size = _fitting(random, face, text, width - 8, room - 4, least)
+            size = _fitting(random, face, text, width - 8, room - 4, least, False)
         if size is None:
             break
         left, up, right, bottom = font(face, size).getbbox(text)
@@ -160,11 +190,12 @@ def line_text(random: Random, held_out: bool, style: str | None) -> str:
     return " ".join(style_of(random.choice(words)) for _ in range(2))
 
 
-def _fitting(random: Random, face: str, text: str, width: float, height: float, least: int) -> int | None:
-    """A size in pixels at which the text has room, or None."""
+def _fitting(random: Random, face: str, text: str, width: float, height: float, least: int, big: bool) -> int | None:
+    """A size in pixels at which the text has room, or None. big: it may fill the room."""
     probe = font(face, 32)
     left, top, right, bottom = probe.getbbox(text)
-    most = min(32 * width / max(1, right - left), 32 * height / max(1, bottom - top), 110)
+    most = min(32 * width / max(1, right - left), 32 * height / max(1, bottom - top), 900 if big else 110)
+    least = max(least, int(0.3 * most)) if big else least
     if most < least:
         return None
     return math.floor(math.exp(random.uniform(math.log(least), math.log(most))))
@@ -177,13 +208,8 @@ def _alike(random: Random, canvas: Canvas, number: int) -> None:
     same = random.choice(("shape", "color", "both"))
     for _ in range(number):
         other = random.random() < 0.25
-        _place(
-            random,
-            canvas,
-            random.choice(SHAPE_NAMES) if same == "color" or other else shape,
-            random.choice(COLOR_NAMES) if same == "shape" or other else color,
-            size,
-        )
+        own = random.choice(SHAPE_NAMES) if same == "color" or other else shape
+        _place(random, canvas, own, random.choice(COLOR_NAMES) if same == "shape" or other else color, size)
 
 
 def _place(random: Random, canvas: Canvas, shape: str, color: str, size: str | None, *, huge: bool = False) -> None:
@@ -195,7 +221,7 @@ def _place(random: Random, canvas: Canvas, shape: str, color: str, size: str | N
     sizes = SIZE_NAMES if len(canvas.figures) < 3 else ("small", "medium")
     for _ in range(_TRIES):
         chosen = "large" if huge else size or random.choice(sizes)
-        radius = max(random.uniform(*(HUGE if huge else SIZES[chosen])) * side, 11.0)
+        radius = max(random.uniform(*(pictures.HUGE if huge else SIZES[chosen])) * side, 11.0)
         reach = min(radius * 1.2, side / 2)
         x = random.uniform(reach, canvas.width - reach)
         y = random.uniform(reach, canvas.height - reach)
@@ -224,16 +250,11 @@ def _caption(random: Random, canvas: Canvas, held_out: bool) -> None:
             continue
         x = random.uniform(4, canvas.width - 4 - (right - left)) - left
         y = random.uniform(4, canvas.height - 4 - (bottom - top)) - top
-        box = (x + left, y + top, x + right, y + bottom)
-        if not any(_touches(box, figure) for figure in canvas.figures):
+        near = [(min(max(f.x, x + left), x + right), min(max(f.y, y + top), y + bottom)) for f in canvas.figures]
+        pairs = zip(canvas.figures, near, strict=True)
+        if all(math.hypot(f.x - a, f.y - b) >= f.radius * 1.2 + 3 for f, (a, b) in pairs):
             canvas.text(text, round(x), round(y), face, size, ink, shade, line=True)
             return
-
-
-def _touches(box: tuple[float, float, float, float], figure: Figure) -> bool:
-    x = min(max(figure.x, box[0]), box[2])
-    y = min(max(figure.y, box[1]), box[3])
-    return math.hypot(figure.x - x, figure.y - y) < figure.radius * 1.2 + 3
 
 
 def video_clip(random: Random) -> Picture:
@@ -268,22 +289,21 @@ def video_clip(random: Random) -> Picture:
     for index in range(number):
         part = index / (number - 1)
         canvas = first
-        canvas.image, canvas.figures, canvas.lines = ground.copy(), [], []
+        canvas.image, canvas.figures, canvas.lines, canvas._looks = ground.copy(), [], [], []
         canvas._draw, canvas._fine = ImageDraw.Draw(canvas.image), True
         moved = replace(figure, x=x + across * length * part * room_x, y=y + down * length * part * room_y)
         shade = second[1] if kind == "changes" and part >= 0.5 else color[1]
         canvas.figure(moved, shade, look)
         canvas.settle()
         images.append(canvas.image)
+    end = replace(canvas.figures[0], color=second[0] if kind == "changes" else color[0])
     if random.random() < 0.4:
         # What codecs do to frames.
         quality = random.randint(40, 95)
         images = [jpeg(image, quality) for image in images]
     clip = finished(first, images, (VIDEO_MIN_PIXELS, MAX_PIXELS))
-    clip.figures, clip.places = [figure], []
-    clip.motion = {"moves": ("moves", direction), "stands": ("stands",), "changes": ("changes", color[0], second[0])}[
-        kind
-    ]
+    clip.figures, clip.places, clip.end = [replace(figure, hollow=look.hollow)], [], end
+    clip.motion = (kind, *{"moves": (direction,), "stands": (), "changes": (color[0], second[0])}[kind])
     return clip
 
 

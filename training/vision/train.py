@@ -50,16 +50,10 @@ class Trainer:
         self._shifted: Callable[..., Tensor] = shifted
         self._new = 0
         if options.compile:
-            for block in (*self.network.visual.blocks, *self.network.model.layers):
-                block.compile(dynamic=False)
-            self.network.auxiliary.compile(dynamic=False)
-            self.network.visual.merger.compile(dynamic=False)
-            for holder, name in (
-                (self.network.model, "words"),
-                (self.network.visual, "embed"),
-                (self, "_answers"),
-                (self, "_shifted"),
-            ):
+            visual, model = self.network.visual, self.network.model
+            for part in (*visual.blocks, *model.layers, self.network.auxiliary, visual.merger):
+                part.compile(dynamic=False)
+            for holder, name in ((model, "words"), (visual, "embed"), (self, "_answers"), (self, "_shifted")):
                 setattr(holder, name, torch.compile(getattr(holder, name), dynamic=False))
 
     def step(self, share: float, nth: int) -> dict[str, Tensor]:
@@ -145,7 +139,7 @@ def vocabulary_of(directory: Path) -> dict[str, int]:
     return Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab()
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = loop.arguments(__doc__, seconds=60.0, rate=2e-3)
     parser.add_argument("--decay", type=float, default=0.0, help="seconds at the end in which the rate falls")
     parser.add_argument("--blocks", type=int, default=6, help="a batch")
@@ -162,7 +156,3 @@ def main() -> None:
     if options.weights:
         trainer.take_published(options.weights, options.data)
     loop.run(trainer, options)
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,7 @@ from typing import Any
 
 from models.text.tokenizer import byte_alphabet
 from training.vision import conversations, questions, wordings
-from training.vision.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, SPELLED, plural
+from training.vision.pictures import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, SPELLED, plural
 
 PUBLISHED = Path(__file__).parents[2] / "models/embedded/qwen2_vl"
 """The checkpoint; what its tokenizer.json says beside the words is kept."""
@@ -25,7 +25,7 @@ _COLORS = tuple(name for name in COLOR_NAMES if name not in SPELLED)
 _ANSWERS = (
     *(questions.ONLY, questions.NO_PICTURE, *questions.SAID.values(), *_DATA["answers"]),
     *map(" ".join, (_COLORS, SHAPE_NAMES, map(plural, SHAPE_NAMES), SIZE_NAMES)),
-    *(conversations.DEFAULT_SYSTEM, *conversations.SYSTEMS, *questions.SPOTS),
+    *(conversations.DEFAULT_SYSTEM, *conversations.DATA["systems"], *questions.SPOTS),
 )
 _JSON = (
     *(*_DATA["json tokens"], *_COLORS, *SHAPE_NAMES, *wordings.KEYS),

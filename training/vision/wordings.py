@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
-from zlib import crc32
 
-from training.vision.words import JSON_KEYS
+from training.vision.words import JSON_KEYS, parted
 
 GRAMMARS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 QUESTIONS: dict[str, list[str]] = GRAMMARS["questions"]
@@ -36,19 +35,14 @@ KEYS = tuple(sorted({*_ALONE, *_SENTENCES, *JSON_KEYS, *(name for names in JSON_
 def wordings(task: str, *, spoken: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """All wordings of a task: those of training, and those held out."""
     grammars = (SPOKEN if spoken else QUESTIONS)[task]
-    return _parted(re.sub(" +", " ", text).strip() for grammar in grammars for text in _expanded(grammar))
+    texts = {re.sub(" +", " ", text).strip() for grammar in grammars for text in _expanded(grammar)}
+    return parted(sorted(texts), _HELD_OUT)
 
 
 @cache
 def wishes(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """As `wordings`, of the wishes for "json" or for "json with keys"."""
-    return _parted(text for grammar in GRAMMARS[kind] for text in _expanded(grammar))
-
-
-def _parted(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    every = sorted(set(texts))
-    held_out = tuple(text for text in every if not crc32(text.encode()) % _HELD_OUT)
-    return tuple(text for text in every if crc32(text.encode()) % _HELD_OUT), held_out
+    return parted(sorted({text for grammar in GRAMMARS[kind] for text in _expanded(grammar)}), _HELD_OUT)
 
 
 def _expanded(grammar: str) -> list[str]:
@@ -85,8 +79,12 @@ def ask(
         wish = random.choice(wishes("json with keys" if keys else "json")[held_out])
         if keys:
             wish = wish.format(keys=_named(random, keys))
+        if not keys and random.random() < 0.2:
+            return text.rstrip("?.!") + random.choice((" as JSON", " in JSON"))
         if random.random() < 0.7:
             wish = wish[0].upper() + wish[1:]
+        if task == "overview" and random.random() < 0.6:
+            return wish
         if random.random() < 0.25:
             return f"{wish}: {text}"
         text += ("" if text[-1] in "?.!" else ".") + " " + wish + random.choice((".", ".", ""))
@@ -167,6 +165,7 @@ def chosen(random: Random, facts: Mapping[str, object]) -> dict[str, object]:
     """Some of `facts` in any order, each under its usual key or another one that means the same."""
     kept = random.sample(sorted(facts), random.randint(1, len(facts)))
     while True:
-        names = [random.choice((key, key, *JSON_KEYS[key])) for key in kept]
+        others = {key: (*JSON_KEYS.get(key, ()), *NATURAL["key names"].get(key, "").split()) for key in kept}
+        names = [random.choice((key, key, *others[key])) for key in kept]
         if len(set(names)) == len(names):
             return {name: facts[key] for name, key in zip(names, kept, strict=True)}

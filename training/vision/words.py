@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from zlib import crc32
@@ -15,16 +16,16 @@ def listed(name: str) -> tuple[str, ...]:
     return tuple(" ".join(_DATA[name]).split())
 
 
-def _parted(words: tuple[str, ...], one_in: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def parted(words: Sequence[str], one_in: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Words of training, and those held out."""
     held_out = {word for word in words if not crc32(word.encode()) % one_in}
     return tuple(w for w in words if w not in held_out), tuple(w for w in words if w in held_out)
 
 
 _SAME_IN_BOTH_CASES = set("cosuvwxzp")
-SEEN_WORDS, UNSEEN_WORDS = _parted(tuple(w for w in listed("signs") if not set(w) <= _SAME_IN_BOTH_CASES), 8)
+SEEN_WORDS, UNSEEN_WORDS = parted([w for w in listed("signs") if not set(w) <= _SAME_IN_BOTH_CASES], 8)
 # "ring" is a shape, "sign" what questions call printed text.
-SEEN_THINGS, UNSEEN_THINGS = _parted(tuple(w for w in listed("things") if w not in ("ring", "sign")), 6)
+SEEN_THINGS, UNSEEN_THINGS = parted([w for w in listed("things") if w not in ("ring", "sign")], 6)
 PLACES = listed("places")
 CHART_LABELS = tuple(tuple(labels.split()) for labels in _DATA["chart labels"])
 CHART_TITLES = tuple(_DATA["chart titles"])
@@ -46,32 +47,29 @@ def styled(random: Random, word: str) -> str:
 
 def number_text(random: Random) -> str:
     """A price, time, date, percentage or plain number."""
-    kind = random.randrange(6)
-    if kind == 0:
-        return f"{random.choice('$€£')}{random.randint(0, 99)}.{random.randint(0, 99):02}"
-    if kind == 1:
-        return f"{random.randint(0, 23)}:{random.randint(0, 59):02}"
-    if kind == 2:
-        return f"{random.randint(1, 31)}.{random.randint(1, 12)}.{random.randint(2000, 2039)}"
-    if kind == 3:
-        return f"{random.randint(1, 100)}%"
-    if kind == 4:
-        return f"{random.randint(1, 999)},{random.randint(0, 999):03}"
-    return str(random.randint(0, 10 ** random.randint(1, 6)))
+    return (
+        lambda: f"{random.choice('$€£')}{random.randint(0, 99)}.{random.randint(0, 99):02}",
+        lambda: f"{random.randint(0, 23)}:{random.randint(0, 59):02}",
+        lambda: f"{random.randint(1, 31)}.{random.randint(1, 12)}.{random.randint(2000, 2039)}",
+        lambda: f"{random.randint(1, 100)}%",
+        lambda: f"{random.randint(1, 999)},{random.randint(0, 999):03}",
+        lambda: str(random.randint(0, 10 ** random.randint(1, 6))),
+    )[random.randrange(6)]()
+
+
+LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZabdefghjkmnqrty"
 
 
 def short_text(random: Random) -> str:
     """A letter, or a number of one to three digits. Letters that are alike in both cases are large."""
     if random.random() < 0.4:
-        return random.choice("ABCDEFGHJKLMNPQRSTUVWXYZabdefghjkmnqrty")
+        return random.choice(LETTERS)
     return str(random.randint(0, 10 ** random.randint(1, 3) - 1))
 
 
 def made_up_word(random: Random) -> str:
-    syllables = random.randint(1, 3)
-    return "".join(
-        random.choice("bcdfghjklmnprstvwyz")
-        + random.choice("aeiou")
-        + (random.choice("lmnrstkpd") if random.random() < 0.4 else "")
-        for _ in range(syllables)
-    )
+    word = ""
+    for _ in range(random.randint(1, 3)):
+        word += random.choice("bcdfghjklmnprstvwyz") + random.choice("aeiou")
+        word += random.choice("lmnrstkpd") if random.random() < 0.4 else ""
+    return word

@@ -39,7 +39,7 @@ def make(checkpoint: Path, voices: Path) -> dict[str, np.ndarray]:
     return {path.stem: load_file(path)["reference"] for path in sorted((voices / ".named").glob("*.safetensors"))}
 
 
-def main() -> None:
+if __name__ == "__main__":
     checkpoint = Path(sys.argv[1]).resolve()
     shipped = checkpoint / "built_in_voices.npz"
     shipped.unlink(missing_ok=True)
@@ -47,7 +47,3 @@ def main() -> None:
         references = make(checkpoint, Path(folder))
     np.savez_compressed(shipped, allow_pickle=False, **references)
     print(f"{len(references)} voices, {shipped.stat().st_size} bytes")
-
-
-if __name__ == "__main__":
-    main()

@@ -75,7 +75,7 @@ def _spread(power: Tensor, width: Tensor) -> Tensor:
         return torch.lerp(total.gather(1, whole), total.gather(1, whole + 1), place.double() - whole)
 
     half = width[:, None] / 2
-    return ((up_to(middle + half) - up_to(middle - half)) / width[:, None]).clamp(min=0.0).float()
+    return ((up_to(middle + half) - up_to(middle - half)) / width[:, None]).clamp(min=1e-12).float()
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +101,11 @@ class Basis:
         """mel [frames, 320], pitch [frames, 6] as pitch_track has it -> [frames, LATENT_DIM], of about unit power."""
         tone = (pitch[:, :2] - self.pitch[0]) / self.pitch[1]
         return torch.cat(((mel - self.mean) @ self.directions, tone, 2.0 * pitch[:, 2:] - 1.0), dim=1)
+
+    def spectrum(self, latents: Tensor) -> Tensor:
+        """Back to log-mel [..., 320], as far as the directions go."""
+        inverse = self.directions / self.directions.square().sum(0)
+        return latents[..., :SPECTRAL] @ inverse.T + self.mean
 
 
 def pitch_track(pitch: np.ndarray, seconds: float, offset: float, frames: int) -> np.ndarray:

@@ -95,7 +95,7 @@ def make(options: argparse.Namespace) -> None:
         finish("built_in_voices", options.export)
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path, help="directory for data and states")
     parser.add_argument("--export", type=Path, help="directory of the checkpoint")
@@ -104,7 +104,3 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=2000.0, help="of training")
     make(parser.parse_args())
-
-
-if __name__ == "__main__":
-    main()

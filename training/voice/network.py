@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from models.voxcpm2.config import SOLVER_STEPS
 from models.voxcpm2.solver import schedule, sinusoid
-from training.transformer import Block, RMSNorm, Rotary
+from training.transformer import Block, Parts, RMSNorm, Rotary
 from training.voice.corpus import Store
 from training.voice.flite import PHONES
 from training.voice.latents import FRAMES, LATENT_DIM
@@ -119,14 +119,6 @@ class Quantizer(nn.Module):
         return self.out_proj(rounded.to(x.dtype))
 
 
-class Decoder(nn.Module):
-    """Holds the estimator under its published name."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.estimator = Estimator(config)
-
-
 class Times(NamedTuple):
     """What the solvers ask the estimator at: of each evaluation the noise's part s of x = (1 - s) data + s noise, and
     t with velocity (x - data) / t; waves: the sinusoids of t, in the roundings of both dtypes. weight: how often."""
@@ -165,7 +157,7 @@ class Network(nn.Module):
         self.base_lm.embed_tokens = nn.Embedding(lm["vocab_size"], width)
         self.residual_lm = Stack(config, lm, config["residual_lm_num_layers"])
         self.feat_encoder = LocalEncoder(config)
-        self.feat_decoder = Decoder(config)
+        self.feat_decoder = Parts(estimator=Estimator(config))
         latent, scale = config["scalar_quantization_latent_dim"], config["scalar_quantization_scale"]
         self.fsq_layer = Quantizer(width, latent, scale)
         self.enc_to_lm_proj = nn.Linear(config["encoder_config"]["hidden_dim"], width)
@@ -247,15 +239,19 @@ class Weights:
     guidance: float = 0.3
 
 
-class Objective(nn.Module):
-    """Network, helpers and their losses. draws: noises a target; drop: share of targets without a condition, which
-    the guidance of the solver needs."""
+_DRAWS = 3
+"""Noises a target."""
+_DROP = 0.1
+"""Share of targets without a condition, which the guidance of the solver needs."""
 
-    def __init__(self, network: Network, draws: int = 3, drop: float = 0.1) -> None:
+
+class Objective(nn.Module):
+    """Network, helpers and their losses."""
+
+    def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
         self.helpers = Helpers(network.config)
-        self.draws, self.drop = draws, drop
         times = solver_times(network.config["dit_config"]["hidden_dim"], torch.device("cpu"))
         for name, value in zip(Times._fields, times, strict=True):
             self.register_buffer(f"times_{name}", value, persistent=False)
@@ -300,15 +296,15 @@ class Objective(nn.Module):
         """-> squared error of the velocity of each target [n], over all draws."""
         count, device, estimator = len(target), target.device, self.network.feat_decoder.estimator
         times = Times(*(getattr(self, f"times_{name}") for name in Times._fields))
-        drawn = torch.multinomial(times.weight, self.draws * count, replacement=True)
+        drawn = torch.multinomial(times.weight, _DRAWS * count, replacement=True)
         embedded = estimator.time_embedding(times.waves, times.still).index_select(0, drawn)
-        kept = (torch.rand(count, 1, 1, device=device) >= self.drop).repeat(self.draws, 1, 1)
-        mu, target, before = (x.repeat(self.draws, 1, 1) for x in (mu, target, before))
+        kept = (torch.rand(count, 1, 1, device=device) >= _DROP).repeat(_DRAWS, 1, 1)
+        mu, target, before = (x.repeat(_DRAWS, 1, 1) for x in (mu, target, before))
         noise, part = torch.randn_like(target), times.noise[drawn][:, None, None]
         noisy = target + part * (noise - target)
         wanted = (noisy - target) / times.time[drawn][:, None, None]
         velocity = self.network.velocity(noisy, mu * kept, embedded, before)
-        return (velocity.float() - wanted).square().mean((1, 2)).view(self.draws, count).mean(0)
+        return (velocity.float() - wanted).square().mean((1, 2)).view(_DRAWS, count).mean(0)
 
     def _guidance(self, batch: Batch, logits: list[Tensor]) -> Tensor:
         """-> minus the logarithm of the share of attention that falls on the characters being spoken [n]."""

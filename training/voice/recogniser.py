@@ -15,7 +15,7 @@ import functools
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from training.voice.flite import PHONES, Flite
+from training.voice.flite import PHONES
 from training.voice.latents import mel_filters
 
 DIRECTORY = Path(__file__).parents[2] / "models/embedded/recogniser"
@@ -46,10 +46,11 @@ class PhoneNet(nn.Module):
     window: Tensor
     filters: Tensor
 
-    def __init__(self, width: int = 384) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.register_buffer("window", torch.hann_window(_WINDOW), persistent=False)
         self.register_buffer("filters", mel_filters(_MELS, _FFT, 16000, 7600.0).T.contiguous(), persistent=False)
+        width = 384
         self.first = nn.Conv1d(_MELS, width, 8, stride=2, padding=3)
         self.convs = nn.ModuleList(nn.Conv1d(width, width, 3, padding=d, dilation=d) for d in _DILATIONS)
         self.norms = nn.ModuleList(nn.GroupNorm(1, width) for _ in _DILATIONS)
@@ -151,27 +152,6 @@ class Language:
     def load(path: Path) -> Language:
         read = json.loads(path.read_text(encoding="utf-8"))
         return Language({word: Entry(**entry) for word, entry in read["words"].items()}, read["follows"])
-
-
-def learn(texts: Sequence[str], library: Path | None = None, weight: int = 60) -> None:
-    """Adds texts to the lexicon as Flite says them, whose front end is the same for all voices: new words, and what
-    follows what, each as `weight` of the 40,000 texts that are counted there."""
-    language, speaker = Language.load(DIRECTORY / "lexicon.json"), Flite("kal16", library)
-    for text in texts:
-        said, before = speaker.speak(text), START
-        names = plain(said.spoken).split()
-        if len(names) != len(text.split()):
-            said = speaker.speak(" ".join(names))  # initials, letter by letter
-        for number, name in enumerate(names):
-            way = [PHONES[phone] for phone in said.phones[said.words == number]]
-            entry = language.words.get(name) or Entry([], 0, name)
-            ways = entry.ways if way in entry.ways else [*entry.ways, way]
-            language.words[name] = Entry(ways, entry.count + 1, entry.kind)
-            for kind, after in ((before, entry.kind), *([(entry.kind, START)] if number == len(names) - 1 else [])):
-                row = language.follows.setdefault(kind, {})
-                row[after] = row.get(after, 0) + weight
-            before = entry.kind
-    (DIRECTORY / "lexicon.json").write_text(json.dumps(asdict(language), sort_keys=True) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)

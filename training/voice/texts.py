@@ -140,9 +140,9 @@ class Writer:
         letters = self.one((", ", " ")).join(word.upper())
         return self.one((letters, f"{word}, {letters}", f"{word} is spelled {letters}", f"my name is {letters}"))
 
-    def long(self, shares: Shares, least: int = 130, most: int = 400) -> str:
+    def long(self, shares: Shares, least: int = 130) -> str:
         """Texts in a row, as many as a segment of the server holds."""
-        text, length = finish(self._text(shares)), self.random.randint(least, most)
+        text, length = finish(self._text(shares)), self.random.randint(least, 400)
         while len(longer := f"{text} {finish(self._text(shares))}") <= length:
             text = longer
         return text
