@@ -14,7 +14,7 @@ import torch
 
 from service.media.reference_audio import resample
 from tests.api.test_meaning import SHAPES
-from tests.media.samples import data_url
+from tests.media.samples import data_url, sound
 from tests.support.processes import ServerProcess
 from tests.support.waiting import GENEROUS
 from training.voice.recogniser import Recogniser, distance, down, load, plain
@@ -84,6 +84,28 @@ def test_the_words_of_sentences_are_understood(
         answers = list(pool.map(lambda text: speech(embedded_server.url, text, **settings), sentences))
     waves = [samples(answer, response_format) for answer in answers]
     assert_understood(*(listen(recogniser, text, wave) for text, wave in zip(sentences, waves, strict=True)))
+
+
+def test_the_served_recogniser_hears_the_served_voice(embedded_server: ServerProcess) -> None:
+    """One sentence after the other, and all as one recording that is heard in pieces; noise is nobody's speech."""
+
+    def transcript(wave: np.ndarray) -> str:
+        file = {"file": ("speech.wav", sound(wave, RATE, "WAV"))}
+        answer = httpx.post(
+            f"{embedded_server.url}/v1/audio/transcriptions", data={"model": "whisper-1"}, files=file, timeout=GENEROUS
+        )
+        return str(answer.raise_for_status().json()["text"])
+
+    said = [text for text in SENTENCES if "triangle" not in text]
+    waves = [samples(speech(embedded_server.url, text, response_format="wav"), "wav") for text in said]
+    assert_understood(
+        *((plain(text).split(), plain(transcript(wave)).split()) for text, wave in zip(said, waves, strict=True))
+    )
+    long = np.concatenate([wave for _ in range(4) for wave in waves])
+    assert len(long) > 30 * RATE
+    assert_understood((plain(" ".join(4 * said)).split(), plain(transcript(long)).split()))
+    noise = np.random.default_rng(0).standard_normal(3 * RATE).astype(np.float32)
+    assert transcript(0.1 * noise) == "" == transcript(0 * noise)
 
 
 def test_a_described_voice_says_the_text_alone(embedded_server: ServerProcess, recogniser: Recogniser) -> None:

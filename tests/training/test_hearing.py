@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +15,11 @@ from torch import Tensor
 
 from models.qwen3_asr.model import load_model
 from models.qwen3_asr.processor import load_processor
+from service.hub import EMBEDDED
 from tests.support.chat_golden import encode, generate, largest_difference
 from training.hearing.batches import SECONDS, Batches, Store, phones, together
-from training.hearing.checkpoint import Vocabulary, publish
+from training.hearing.checkpoint import PUBLISHED, Vocabulary, publish
+from training.hearing.gates import WANTED
 from training.hearing.network import Features, Network
 from training.hearing.sounds import SAMPLE_RATE, SOUND, write
 from training.hearing.train import Trainer
@@ -55,6 +59,22 @@ def batches(store: Store) -> Iterator[tuple[int, dict[str, Tensor]]]:
         if (seconds := int(batch.pop("seconds"))) not in seen:
             seen.add(seconds)
             yield seconds, batch
+
+
+def test_the_embedded_checkpoint_is_the_one_that_passed() -> None:
+    embedded = EMBEDDED / "qwen3_asr"
+    gates = json.loads((EMBEDDED / "gates_qwen3_asr.json").read_text(encoding="utf-8"))
+    assert (
+        gates["sha256"]["model.safetensors"]
+        == hashlib.sha256((embedded / "model.safetensors").read_bytes()).hexdigest()
+    )
+    assert gates["passed"] and gates["wanted"] == WANTED
+    assert all(gates[name] <= most for name, most in WANTED.items())
+    assert {path.name for path in embedded.iterdir()} == {
+        "model.safetensors",
+        *(path.name for path in PUBLISHED.iterdir()),
+    }
+    assert all((embedded / path.name).read_bytes() == path.read_bytes() for path in PUBLISHED.iterdir())
 
 
 def test_logits_are_those_of_the_product(store: Store, tmp_path: Path) -> None:
