@@ -33,7 +33,7 @@ LINES = {
     "models/voxcpm2": 3_250,
     "training": 8_300,
     "benchmarks": 8_930,
-    "tests": 54_530,
+    "tests": 54_574,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 45_000

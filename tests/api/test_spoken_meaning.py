@@ -87,25 +87,21 @@ def test_the_words_of_sentences_are_understood(
 
 
 def test_the_served_recogniser_hears_the_served_voice(embedded_server: ServerProcess) -> None:
-    """One sentence after the other, and all as one recording that is heard in pieces; noise is nobody's speech."""
+    """Sentence by sentence, and all as one recording that is heard in pieces; noise is nobody's speech."""
 
-    def transcript(wave: np.ndarray) -> str:
-        file = {"file": ("speech.wav", sound(wave, RATE, "WAV"))}
-        answer = httpx.post(
-            f"{embedded_server.url}/v1/audio/transcriptions", data={"model": "whisper-1"}, files=file, timeout=GENEROUS
-        )
-        return str(answer.raise_for_status().json()["text"])
+    def heard(wave: np.ndarray) -> str:
+        url, file = f"{embedded_server.url}/v1/audio/transcriptions", {"file": sound(wave, RATE, "WAV")}
+        answer = httpx.post(url, data={"model": "whisper-1"}, files=file, timeout=GENEROUS)
+        return plain(answer.raise_for_status().json()["text"])
 
     said = [text for text in SENTENCES if "triangle" not in text]
     waves = [samples(speech(embedded_server.url, text, response_format="wav"), "wav") for text in said]
-    assert_understood(
-        *((plain(text).split(), plain(transcript(wave)).split()) for text, wave in zip(said, waves, strict=True))
-    )
-    long = np.concatenate([wave for _ in range(4) for wave in waves])
+    assert_understood(*((plain(text).split(), heard(wave).split()) for text, wave in zip(said, waves, strict=True)))
+    long = np.concatenate(4 * waves)
     assert len(long) > 30 * RATE
-    assert_understood((plain(" ".join(4 * said)).split(), plain(transcript(long)).split()))
-    noise = np.random.default_rng(0).standard_normal(3 * RATE).astype(np.float32)
-    assert transcript(0.1 * noise) == "" == transcript(0 * noise)
+    assert_understood((plain(" ".join(4 * said)).split(), heard(long).split()))
+    noise = np.random.default_rng(0).standard_normal(3 * RATE)
+    assert heard(0.1 * noise) == heard(0 * noise) == ""
 
 
 def test_a_described_voice_says_the_text_alone(embedded_server: ServerProcess, recogniser: Recogniser) -> None:
