@@ -19,6 +19,7 @@ from service.settings.reading import SettingsError
 from service.settings.settings import Settings, load_settings
 
 GOLDEN = Path(__file__).parent / "golden" / "qwen2_vl"
+EMBEDDED_NAMES = {"qwen2_vl", "qwen3_asr", "voxcpm2"}
 
 
 def load(*models: str, **flags: object) -> Catalog:
@@ -65,9 +66,9 @@ def test_two_models_of_one_name_are_refused() -> None:
 
 def test_no_model_means_the_embedded_ones() -> None:
     catalog = load()
-    assert {model.name for model in catalog.models} == {"reprise/qwen2_vl", "reprise/voxcpm2"}
+    assert {model.name for model in catalog.models} == {f"reprise/{name}" for name in EMBEDDED_NAMES}
     assert all(model.demo for model in catalog.models)
-    assert {Path(directory).name for directory in embedded_models()} == {"qwen2_vl", "voxcpm2"}
+    assert {Path(directory).name for directory in embedded_models()} == EMBEDDED_NAMES
 
 
 def test_what_is_embedded_is_hosted_and_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,9 @@ import numpy as np
 from models.interfaces.media import MediaItem, media_digest
 from models.qwen3_asr.config import CHUNK_FRAMES, CHUNK_ROWS, HOP, MIN_SAMPLES, SAMPLE_RATE, AudioConfig
 
+SEARCH_SECONDS = 5.0
+"""How far from its planned end a piece may be cut."""
+
 
 def audio_item(samples: np.ndarray, config: AudioConfig, settings: bytes) -> MediaItem:
     """samples: float32 [n], padded here if they are short. settings: passed to media_digest."""
@@ -59,7 +62,7 @@ def part_of(item: MediaItem, start: int, stop: int, config: AudioConfig) -> Medi
 
 
 def quiet_pieces(
-    samples: np.ndarray, seconds: float, *, search_seconds: float = 5.0, window_ms: float = 100.0
+    samples: np.ndarray, seconds: float, *, search_seconds: float = SEARCH_SECONDS, window_ms: float = 100.0
 ) -> list[np.ndarray]:
     """Consecutive pieces of float32 [n] that are about as long as asked, by the rule of the makers' package: within
     search_seconds of the end of a piece it is cut at the quietest sample of the quietest window."""

@@ -23,8 +23,8 @@ from models.interfaces.media import (
 )
 from models.interfaces.processor import AudioInput
 from models.interfaces.resizing import FrameResizer
-from models.qwen3_asr.config import SAMPLE_RATE, Qwen3ASRConfig, load_config
-from models.qwen3_asr.items import audio_item, quiet_pieces
+from models.qwen3_asr.config import CHUNK_ROWS, SAMPLE_RATE, Qwen3ASRConfig, load_config
+from models.qwen3_asr.items import SEARCH_SECONDS, audio_item, quiet_pieces
 from models.qwen3_asr.transcript import LANGUAGES, TEXT_TAG, joined, language_name, read_transcript
 from models.text.chat_template import ChatTemplate
 from models.text.placeholders import repeated
@@ -35,6 +35,8 @@ _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 _GREEDY = {"temperature": 0.0}
 _TOKENS_PER_SECOND, _MIN_NEW_TOKENS = 16, 64
 """More than speech of any language has, so that a loop ends."""
+_HINTS = 128
+"""Positions beside a piece and its answer."""
 
 
 class Qwen3ASRProcessor(TextProcessor):
@@ -87,7 +89,9 @@ class Qwen3ASRProcessor(TextProcessor):
         return max(_MIN_NEW_TOKENS, _TOKENS_PER_SECOND * len(item.arrays["samples"]) // SAMPLE_RATE)
 
     def pieces(self, samples: np.ndarray, seconds: float) -> list[np.ndarray]:
-        return quiet_pieces(samples, seconds)
+        """So short that the context has room for the answer."""
+        longest = (self.context_length - _HINTS) / (CHUNK_ROWS + _TOKENS_PER_SECOND)
+        return quiet_pieces(samples, min(seconds, max(1.0, longest - SEARCH_SECONDS)))
 
     def apply_chat_template(
         self,

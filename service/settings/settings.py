@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     # Models
     model: Words = ()
     """Hub id or local directory of a model to serve, once per model; HUB_ID@REVISION pins weights, tokenizer and
-    processor together. Default: the embedded models, reprise/qwen2_vl and reprise/voxcpm2."""
+    processor together. Default: the embedded models, reprise/qwen2_vl, reprise/qwen3_asr and reprise/voxcpm2."""
     served_model_name: Words = ()
     """Names under which a model is served: ALIAS[,ALIAS] with one model, MODEL=ALIAS[,ALIAS] with several. Answers and
     metrics use the first one."""

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from service.media.reference_audio import resample
-from tests.media.samples import data_url
+from tests.media.samples import data_url, sound
 from tests.support.golden import GOLDEN, inputs
 from tests.support.processes import ROOT, ServerProcess, served
 from tests.support.tool_samples import result
@@ -195,6 +195,24 @@ def test_the_words_of_sentences_are_understood(
         answers = list(pool.map(lambda text: speech(embedded_server.url, text, **settings), sentences))
     waves = [samples(answer, response_format) for answer in answers]
     assert_understood(*(listen(recogniser, text, wave) for text, wave in zip(sentences, waves, strict=True)))
+
+
+def test_the_served_recogniser_hears_the_served_voice(embedded_server: ServerProcess) -> None:
+    """Sentence by sentence, and all as one recording that is heard in pieces; noise is nobody's speech."""
+
+    def heard(wave: np.ndarray) -> str:
+        url, file = f"{embedded_server.url}/v1/audio/transcriptions", {"file": sound(wave, RATE, "WAV")}
+        answer = httpx.post(url, data={"model": "whisper-1"}, files=file, timeout=GENEROUS)
+        return plain(answer.raise_for_status().json()["text"])
+
+    said = [text for text in SENTENCES if "triangle" not in text]
+    waves = [samples(speech(embedded_server.url, text, response_format="wav"), "wav") for text in said]
+    assert_understood(*((plain(text).split(), heard(wave).split()) for text, wave in zip(said, waves, strict=True)))
+    long = np.concatenate(4 * waves)
+    assert len(long) > 30 * RATE
+    assert_understood((plain(" ".join(4 * said)).split(), heard(long).split()))
+    noise = np.random.default_rng(0).standard_normal(3 * RATE)
+    assert heard(0.1 * noise) == heard(0 * noise) == ""
 
 
 def test_a_described_voice_says_the_text_alone(embedded_server: ServerProcess, recogniser: Recogniser) -> None:

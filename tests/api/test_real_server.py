@@ -69,9 +69,10 @@ def ask(client: OpenAI, *parts: dict[str, Any], **fields: Any) -> Any:
 
 def test_the_models_say_what_they_are(client: OpenAI) -> None:
     cards = {card.id: card for card in client.models.list()}
-    assert set(cards) == {MODEL, "reprise/voxcpm2"}
+    assert set(cards) == {MODEL, "reprise/qwen3_asr", "reprise/voxcpm2"}
     assert "knows drawn shapes" in cards[MODEL].notice  # type: ignore[attr-defined]
     assert "demonstration voice" in cards["reprise/voxcpm2"].notice  # type: ignore[attr-defined]
+    assert "demonstration recogniser" in cards["reprise/qwen3_asr"].notice  # type: ignore[attr-defined]
     assert client.models.retrieve(MODEL).id == MODEL
 
 

@@ -74,7 +74,10 @@ def test_starts_that_cannot_succeed(tmp_path: Path, taken_port: int, monkeypatch
             ("--host", "192.0.2.1", "--insecure-no-auth"),
             "192.0.2.1:0 cannot be bound (Cannot assign requested address; --host names an address of this machine)",
         ),
-        (("--model", "reprise/qwen2vl"), "; the embedded models are reprise/qwen2_vl and reprise/voxcpm2"),
+        (
+            ("--model", "reprise/qwen2vl"),
+            "; the embedded models are reprise/qwen2_vl and reprise/qwen3_asr and reprise/voxcpm2",
+        ),
         (("--host", "0.0.0.0"), "host: 0.0.0.0 is wider than loopback"),
         (("--api-key-file", "/nowhere/keys"), "api_key_file: /nowhere/keys cannot be read (No such file"),
         (("--api-key-file", str(tmp_path / "keys")), "keys is not UTF-8 text"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,14 @@ from torch import Tensor
 
 from models.qwen3_asr.model import load_model
 from models.qwen3_asr.processor import load_processor
+from service.hub import EMBEDDED
 from tests.support.chat_golden import encode, generate, largest_difference
 from training.hearing.batches import SECONDS, Batches, Store, phones, together
-from training.hearing.network import Features, Network, Vocabulary, publish
+from training.hearing.gates import WANTED
+from training.hearing.network import PUBLISHED, Features, Network, Vocabulary, publish
 from training.hearing.sounds import SAMPLE_RATE, SOUND, write
 from training.hearing.train import Trainer
+from training.loop import hashes
 from training.voice.corpus import Reader
 
 CPU = torch.device("cpu")
@@ -54,6 +58,15 @@ def batches(store: Store) -> Iterator[tuple[int, dict[str, Tensor]]]:
         if (seconds := int(batch.pop("seconds"))) not in seen:
             seen.add(seconds)
             yield seconds, batch
+
+
+def test_the_embedded_checkpoint_is_the_one_that_passed() -> None:
+    embedded, weights = EMBEDDED / "qwen3_asr", "model.safetensors"
+    gates = json.loads((EMBEDDED / "gates_qwen3_asr.json").read_text(encoding="utf-8"))
+    assert gates["sha256"][weights] == hashes(embedded / weights)[weights]
+    assert gates["passed"] and all(gates[name] <= most for name, most in WANTED.items())
+    rest = {path.name: path.read_bytes() for path in PUBLISHED.iterdir()}
+    assert rest == {path.name: path.read_bytes() for path in embedded.iterdir() if path.name != weights}
 
 
 def test_logits_are_those_of_the_product(store: Store, tmp_path: Path) -> None:

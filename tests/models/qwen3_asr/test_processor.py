@@ -12,6 +12,8 @@ from models.interfaces.errors import InputError
 from models.interfaces.media import ChatMessage, Tool
 from models.interfaces.processor import Transcript
 from models.qwen3_asr.items import quiet_pieces
+from models.qwen3_asr.processor import load_processor
+from service.hub import EMBEDDED
 from tests.models.qwen3_asr.golden import INPUTS, item, processor, samples
 from tests.support.prompts import say
 
@@ -25,6 +27,16 @@ def test_long_audio_is_cut_where_the_makers_cut_it() -> None:
         assert np.array_equal(np.concatenate(pieces), whole)
         assert [len(processor().item(one).arrays["samples"]) for one in pieces] == case["padded_lengths"]
     assert [len(one) for one in processor().pieces(samples("second"), 1.0)] == [16_000]
+
+
+def test_a_piece_and_its_answer_fit_the_context() -> None:
+    embedded, noise = load_processor(EMBEDDED / "qwen3_asr"), np.random.default_rng(0).standard_normal(16_000 * 200)
+    pieces = embedded.pieces(noise.astype(np.float32), 120.0)
+    assert sum(map(len, pieces)) == len(noise) and max(map(len, pieces)) > 12 * 16_000
+    for piece in pieces:
+        heard = embedded.item(piece)
+        prompt = embedded.prompt(heard, context="My gardener found the old map behind the church.")
+        assert len(prompt.token_ids) + embedded.max_new_tokens(heard) <= embedded.context_length
 
 
 def test_items() -> None:
