@@ -7,6 +7,14 @@ import torch
 
 from training.voice.corpus import Store
 from training.voice.packing import Mixture, Packer, Shape
+from training.voice.recogniser import DIRECTORY, Language, plain
+from training.voice.texts import FIRST_WORDS
+
+
+def test_the_recogniser_knows_what_people_type_first() -> None:
+    words = Language.load(DIRECTORY / "lexicon.json").words
+    assert words.keys() >= set("abcdefghijklmnopqrstuvwxyz")
+    assert {word for text in FIRST_WORDS for word in plain(text).split()} - words.keys() == {"gpu"}
 
 
 def test_a_segment_of_400_characters_fits_a_row() -> None:
