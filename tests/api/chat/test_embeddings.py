@@ -126,7 +126,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def ask(server: RunningServer, path: str, **body: Any) -> httpx.Response:
-    return httpx.ask(f"{server.url}/v1/{path}", json={"model": "tiny", **body}, timeout=600)
+    return httpx.post(f"{server.url}/v1/{path}", json={"model": "tiny", **body}, timeout=600)
 
 
 def test_scores_equal_those_of_the_published_code(server: RunningServer) -> None:

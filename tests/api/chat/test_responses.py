@@ -164,7 +164,7 @@ def test_a_stream_that_fails_ends_with_an_error(client: OpenAI, server: RunningS
 
 
 def complete(client: OpenAI, prompt: Any, **fields: Any) -> Any:
-    return client.completions.complete(model="tiny", prompt=prompt, **fields)
+    return client.completions.create(model="tiny", prompt=prompt, **fields)
 
 
 @pytest.mark.parametrize("prompt", ["say it", ["say it"], list(b"say it"), [list(b"say it")]])
@@ -196,4 +196,4 @@ def test_a_stream_has_all_choices_and_the_usage(client: OpenAI) -> None:
 
 def test_an_unknown_model_is_named(client: OpenAI) -> None:
     with pytest.raises(NotFoundError):
-        client.completions.complete(model="nobody", prompt="x")
+        client.completions.create(model="nobody", prompt="x")

@@ -245,7 +245,7 @@ def test_one_program_takes_tile_after_tile(
     given = (x, weight, offset) if bias else (x, weight)
     out = replayed(device, lambda: persistent_gemm.persistent_gemm(*given))
     x, weight, *rest = wide_in_place(*given)
-    assert relative_error(out, plain_gemm.plain_gemm(x, weight, rest[0] if rest else None, "silu_mul")) < LIMIT
+    assert relative_error(out, plain_gemm(x, weight, rest[0] if rest else None, "silu_mul")) < LIMIT
 
 
 @pytest.mark.gpu
@@ -259,7 +259,7 @@ def test_persistent_programs_at_size(rows: int, inputs: int, outputs: int) -> No
         assert gemm.way_of("silu_mul", x, weight).kernel == "persistent"
     out = replayed(x.device, lambda: persistent_gemm.persistent_gemm(x, weight, bias))
     x, weight, bias = wide_in_place(x, weight, bias)
-    assert relative_error(out, plain_gemm.plain_gemm(x, weight, bias, "silu_mul")) < LIMIT
+    assert relative_error(out, plain_gemm(x, weight, bias, "silu_mul")) < LIMIT
 
 
 @pytest.mark.parametrize(
