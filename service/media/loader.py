@@ -268,9 +268,9 @@ class MediaBudget:
 
     limits: messages.RequestLimits
     client: str
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _bytes: int = 0
-    _decoded_bytes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _bytes: int = field(default=0, init=False)
+    _decoded_bytes: int = field(default=0, init=False)
 
     @property
     def decoded_bytes_left(self) -> int:

@@ -129,23 +129,23 @@ class EngineClient:
     clock: Callable[[], float] = time.monotonic
     started_elsewhere: Callable[[], Awaitable[None]] | None = None
     name: str = "engine"
-    state: EngineState | None = None
+    state: EngineState | None = field(default=None, init=False)
     """The newest heartbeat since the engine was started."""
     on_state: Callable[[EngineState], None] = lambda state: None
-    failure: str | None = None
+    failure: str | None = field(default=None, init=False)
     """Set when the engine cannot be started and will not be tried again."""
-    restarts: int = 0
-    was_ready: bool = False
+    restarts: int = field(default=0, init=False)
+    was_ready: bool = field(default=False, init=False)
     """Whether this engine or an earlier one was ready."""
     on_change: Callable[[], None] = lambda: None
     """Called when `phase` or `was_ready` may have changed."""
-    _on_gpu: bool = False
-    _link: EngineLink | None = None
-    _task: asyncio.Task[None] | None = None
+    _on_gpu: bool = field(default=False, init=False)
+    _link: EngineLink | None = field(default=None, init=False)
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
     """Runs _supervise or _follow."""
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _launched: asyncio.Event = field(default_factory=asyncio.Event)
-    _stopping: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _launched: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _stopping: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._silence = Silence(self.clock)
