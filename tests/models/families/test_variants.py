@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from models.qwen_vl.encoder import patch_rows
 from tests.models.families.family import FAMILIES
 from tests.support.chat_golden import generate
 from tests.support.golden import change_json, copy_checkpoint, fact_of_own_fixture
@@ -75,7 +76,9 @@ def check_like_reference(name: str, directory: Path) -> None:
     ids, encoder = torch.from_numpy(prompt.token_ids).long()[None], model.encoder
     expected = reference(
         input_ids=ids,
-        pixel_values=torch.cat([encoder.normalise(encoder.patchify(item, torch.device("cpu"))) for item in items]),
+        pixel_values=torch.cat(
+            [encoder.normalise(patch_rows(item, encoder.config, torch.device("cpu"))) for item in items]
+        ),
         image_grid_thw=torch.stack([torch.from_numpy(item.arrays["grid_thw"]).long() for item in items]),
         mm_token_type_ids=(ids == processor.config.image_token_id).long(),
     ).logits[0]
