@@ -31,7 +31,7 @@ LINES = {
     "models/qwen_vl": 2_300,
     "models/text": 955,
     "models/voxcpm2": 3_110,
-    "training": 8_471,
+    "training": 8_472,
     "benchmarks": 8_740,
     "tests": 52_404,
 }
