@@ -72,7 +72,7 @@ ELSEWHERE = re.compile(
     r"""(?x) (?:sudo\s+)? (?:
         make | docker | podman | buildah | kubectl | helm | ray | serve | systemctl | git | apt-get | pipx? | nvidia-smi
         | \S*reprise\s+serve\b(?!\s+--help)   # runs until it is stopped, most examples with weights from a hub
-        | \S*python\S*\s+-m\s+(?:benchmarks|pytest)\S*
+        | \S*python\S*\s+-m\s+(?:benchmarks|pytest|training)\S*
         | (?:promtool|prometheus|grafana-server)
     )(?:\s|$)"""
 )

@@ -257,7 +257,7 @@ def test_load_latencies_and_caches_are_drawn(page: Page, embedded_server: Server
     page.open(embedded_server.url)
     page.ask("Who are you?")
     page.driver.find_element("css selector", "nav a[href='#watch']").click()
-    page.wait_for("document.querySelectorAll('.hosted article').length === 2")
+    page.wait_for("document.querySelectorAll('.hosted article').length === 3")
     assert "ready" in page.text("#overview") and "CPU" in page.text("#overview")
     body = {"model": "reprise/qwen2_vl", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
     assert httpx.post(f"{embedded_server.url}/v1/chat/completions", json=body, timeout=GENEROUS).status_code == 200
@@ -349,7 +349,7 @@ def test_speech_is_stopped(page: Page, embedded_server: ServerProcess) -> None:
 def idle(url: str) -> bool:
     text = httpx.get(f"{url}/metrics").text
     running = re.findall(r"^reprise_requests_running\{.*\} (\S+)", text, re.M)
-    return len(running) == 2 and not any(map(float, running))
+    return len(running) == 3 and not any(map(float, running))
 
 
 def test_a_key_of_any_letters_is_asked_for_and_stays_in_the_tab(page: Page, tmp_path: Path) -> None:
