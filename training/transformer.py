@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
 
 
 class Parts(nn.Module):
-    """Modules under their published names, which whoever holds them computes with."""
+    """Modules under their published names. Their holder computes with them."""
 
     def __init__(self, **parts: nn.Module) -> None:
         super().__init__()

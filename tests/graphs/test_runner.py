@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import itertools
 import math
-from collections import Counter as Tally
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -395,8 +395,8 @@ NEAR = RouteSeconds(eager=1.1, replay=1.0)
 LARGE = {"patches": 48, "sequences": 6, "max_seqlen": 48}
 
 
-def serve(trial: RouteTrial, seconds: dict[Route, float], calls: int) -> Tally[Route]:
-    taken: Tally[Route] = Tally()
+def serve(trial: RouteTrial, seconds: dict[Route, float], calls: int) -> collections.Counter[Route]:
+    taken: collections.Counter[Route] = collections.Counter()
     for _ in range(calls):
         route = trial.route()
         taken[route] += 1

@@ -320,7 +320,7 @@ def test_broken_rank_files_are_refused(tmp_path: Path, content: str) -> None:
 
 
 def test_a_rank_file_without_one_of_the_single_bytes_is_refused(tmp_path: Path) -> None:
-    """Text with that byte would lose it without a word."""
+    """Text with that byte would silently lose it."""
     tokens = [*(bytes([value]) for value in range(255)), b"ab"]
     lines = (f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(tokens))
     (tmp_path / "tiktoken.model").write_text("\n".join(lines))
