@@ -131,7 +131,9 @@ def generate(
     weight = next(iter(decoder.parameters()))  # type: ignore[attr-defined]
     device = weight.device
     n = len(prompt.token_ids)
-    cache = PagedCache(decoder.cache_specs(), device=device, dtype=weight.dtype, state_specs=decoder.state_specs())
+    cache = PagedCache(
+        decoder.cache_specs(), n // 16 + 64, device=device, dtype=weight.dtype, state_specs=decoder.state_specs()
+    )
     sequence = cache.new_sequence(n + tokens)
     hidden = prompt_rows(model, prompt, device)
     positions = torch.from_numpy(prompt.positions).to(device)
