@@ -8,19 +8,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from models.checkpoints.registry import family_of
 from models.qwen_vl.processor import load_processor
 from tests.support.processes import ROOT
-from training.vision import outside
+from training.vision import calibration, outside
 from training.vision.checkpoint import load, make
 from training.vision.conversations import Encoder
-from training.vision.gates import NAMES, NOT_PROMISED, Scores
+from training.vision.gates import NAMES, NOT_PROMISED, Scores, examples
+from training.vision.questions import ONLY
 from training.vision.vocabulary import PUBLISHED as DIRECTORY
 
 pytestmark = pytest.mark.slow
 WEIGHTS = DIRECTORY / "model.safetensors"
 GATES = json.loads((DIRECTORY.parent / "gates_qwen2_vl.json").read_text(encoding="utf-8"))
+OUTSIDE = json.loads((DIRECTORY.parent / "outside_qwen2_vl.json").read_text(encoding="utf-8"))
 
 
 def test_the_script_makes_the_files(tmp_path: Path) -> None:
@@ -43,6 +46,8 @@ def test_its_gates_were_measured_on_these_weights_and_hold() -> None:
     assert set(NAMES) <= set(GATES["right"])
     scores = Scores(GATES["right"], GATES["known_things_refused"], GATES["yes"], {})
     assert scores.failures() == GATES["failed"] == []
+    assert OUTSIDE["sha256"] == GATES["sha256"]
+    assert set(outside.GATES) <= set(OUTSIDE) and outside.failures(OUTSIDE) == OUTSIDE["failed"] == []
 
 
 def test_any_text_survives_the_tokenizer() -> None:
@@ -64,3 +69,19 @@ def test_questions_by_hand_are_asked_and_judged() -> None:
     assert outside.is_right(answer, "word|hello,says") and not outside.is_right(answer, "hello,world")
     assert sum(len(scene["asks"]) for scene in outside.DATA["known"].values()) >= 150
     assert sum(len(frames) for frames in outside.clips()) > 900
+
+
+def test_calibration_raises_one_logit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = examples("plain", calibration.EXAMPLES // 50)  # without print, which needs fonts
+    monkeypatch.setattr(calibration, "EXAMPLES", len(drawn))
+    monkeypatch.setattr(calibration, "make_example", lambda random: drawn[random.randrange(len(drawn))])
+    calibration.calibrate(WEIGHTS, tmp_path / "out")
+    before, after = load_file(WEIGHTS), load_file(tmp_path / "out")
+    moved = (after["model.embed_tokens.weight"].float() - before["model.embed_tokens.weight"].float()).nonzero()[:, 0]
+    encoder = Encoder(DIRECTORY)
+    first, second = encoder.encode(ONLY)[:2]
+    assert set(moved.tolist()) == {second}
+    assert all(torch.equal(before[name], after[name]) for name in before if "embed_tokens" not in name)
+    rows = calibration.hidden_behind(load(WEIGHTS, torch.device("cpu")), encoder, first)
+    change = after["model.embed_tokens.weight"][second].float() - before["model.embed_tokens.weight"][second].float()
+    assert len(rows) >= 4 and torch.allclose(rows @ change, torch.tensor(calibration.NATS), atol=0.5)

@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -37,9 +37,9 @@ from training.vision.scenes import VIDEO_MIN_PIXELS
 from training.vision.vocabulary import PUBLISHED
 
 DATA = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-_HONEST = ("picture", "drawing", "plot", "sign", "clip")
-GATES = {"right": 0.92, "refused": 0.02, **{f"honest of a {kind}": 0.95 for kind in _HONEST}}
-"""Least shares; of what is refused the largest."""
+GATES = {"right": 0.92, "refused": 0.02, "honest of a picture": 0.97}
+GATES |= {f"honest of a {kind}": 0.95 for kind in ("drawing", "plot", "sign", "clip")}
+"""Least shares; of what is refused the largest. Of all pictures at most 3 % get an invention."""
 
 
 def drawn(scene: dict[str, Any], across: float = 0.0) -> Image.Image:
@@ -229,10 +229,13 @@ def measure(network: Network, encoder: Encoder) -> dict[str, Any]:
         if not honest:
             wrong.append(f"{kind} {nth}, {len(images)} frames | {question} | {answer}")
     shares = {name: round(sum(values) / len(values), 4) for name, values in found.items()}
-    failed = [
-        name for name, share in shares.items() if (share > GATES[name] if name == "refused" else share < GATES[name])
-    ]
-    return {"asked": {name: len(values) for name, values in found.items()}, **shares, "failed": failed, "wrong": wrong}
+    asked = {name: len(values) for name, values in found.items()}
+    return {"asked": asked, **shares, "failed": failures(shares), "wrong": wrong}
+
+
+def failures(shares: Mapping[str, float]) -> list[str]:
+    """The gates that do not hold."""
+    return [name for name, gate in GATES.items() if (shares[name] > gate if name == "refused" else shares[name] < gate)]
 
 
 if __name__ == "__main__":
