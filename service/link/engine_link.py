@@ -1,9 +1,5 @@
 """The API process's end of the link: starts an engine process, or follows one that the supervisor starts, and reports
 how it ended. Each link stands for one start of an engine; EngineClient makes a new one after a crash.
-
-Standby processes have imported what an engine imports, above all torch, before they become the engine at its next
-start. The one for the first start imports while the server itself does. Those for restarts are started beside an engine
-on a GPU, which they do not touch. Each ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -11,11 +7,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -26,7 +22,7 @@ from models.interfaces import cpus
 from service.link import wire
 from service.link.config import EngineConfig
 from service.link.messages import Attach, Command, Outputs
-from service.system.children import python_command, python_environment, working_directory
+from service.system.children import python_command, python_environment
 
 SUPERVISOR = "supervisor"
 """Name of the peer that started the engine: only it may stop the engine or report that a peer is gone."""
@@ -172,114 +168,86 @@ def _are_small(config: EngineConfig) -> bool:
 
 ENTRY = "service.engine.start:serve"
 """The function that an engine process runs."""
-STANDBY = "standby"
-"""First argument of a standby process, in place of the engine's address, which it reads later from a second line."""
 CONFIGURATION_ERROR = 3
 """Exit status of an engine that cannot start with its configuration; the log says why."""
-PREPARE_AFTER = 5.0
-"""Seconds from an engine's readiness until the standby process is started, so that it does not delay the first
-requests."""
 PREFIX = "reprise-"
 """Of the directories of sockets."""
 START_TIMEOUT = 900.0
 """Seconds of silence after which an engine that loads or captures is restarted."""
 
 
-async def start_engine_process(config: EngineConfig, address: str, entry: str) -> Process:
-    """Starts `service.link.process ADDRESS ENTRY` and writes the configuration to its standard input. OSError if it
-    cannot be started."""
-    process = await asyncio.create_subprocess_exec(
-        *python_command("service.link.process", address, entry),
-        env=engine_environment(config),
-        cwd=working_directory(),
-        stdin=PIPE,
-        start_new_session=True,  # Ctrl-C is for the API process, which drains first
-    )
-    _write_line(process, msgspec.json.encode(config))
-    return process
+@dataclass(eq=False)
+class EngineProcess:
+    """The process of an engine, and the private directory of the socket that it binds."""
+
+    process: Process
+    directory: tempfile.TemporaryDirectory[str]
+
+    @classmethod
+    async def start(cls, config: EngineConfig, entry: str) -> EngineProcess:
+        """Start `service.link.process ADDRESS ENTRY`, and write the configuration to its standard input. OSError if it
+        cannot be started."""
+        # Below TMPDIR, unless the path of a socket there would be longer than paths of sockets may be.
+        path = os.fsencode(f"{tempfile.gettempdir()}/{PREFIX}01234567/engine")
+        parent = "/tmp" if len(path) > zmq.IPC_PATH_MAX_LEN else None
+        directory = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True)
+        device = {"CUDA_VISIBLE_DEVICES": config.gpu} if config.gpu else {}
+        process = await asyncio.create_subprocess_exec(
+            *python_command("service.link.process", _address(directory), entry),
+            env=python_environment() | thread_variables(config) | device,
+            stdin=PIPE,
+            start_new_session=True,  # Ctrl-C is for the API process, which drains first
+        )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(config) + b"\n")
+        return cls(process, directory)
+
+    @property
+    def address(self) -> str:
+        return _address(self.directory)
+
+    def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+
+    async def end(self) -> None:
+        """Kill the process if it still runs, and remove the directory."""
+        self.kill()
+        await self.process.wait()
+        self.directory.cleanup()
 
 
-def engine_environment(config: EngineConfig) -> dict[str, str]:
-    device = {"CUDA_VISIBLE_DEVICES": config.gpu} if config.gpu else {}
-    return python_environment() | thread_variables(config) | device
+def _address(directory: tempfile.TemporaryDirectory[str]) -> str:
+    return f"ipc://{directory.name}/engine"
 
 
-def _write_line(process: Process, line: bytes) -> None:
-    assert process.stdin is not None
-    process.stdin.write(line + b"\n")
-
-
-class Standby:
-    """Makes the link of each start of an engine, and keeps at most one standby process for the next. It belongs to one
-    event loop and ends with it."""
+class EngineStarts:
+    """Makes the link of each start of an engine. Every start but the first is a restart."""
 
     def __init__(self, config: EngineConfig, entry: str = ENTRY) -> None:
         self.config = config
         self._entry = entry
-        self._keeper: asyncio.Task[None] | None = None
-        self._process: Process | None = None
-
-    def link(self, announce: Callable[[str | None], None] = lambda address: None) -> ProcessLink:
-        """The link of the next start. A first start that fails is not repeated, so every later one is a restart."""
-        config, self.config = self.config, msgspec.structs.replace(self.config, restarted=True)
-        return ProcessLink(config, self._entry, standby=self, announce=announce)
+        self._begun: EngineProcess | None = None
 
     async def begin(self) -> None:
-        """Starts the standby process for the engine's first start. If that fails, the engine's process is started
-        later, which reports why it cannot be."""
+        """Start the process of the first link, which imports torch while this process imports the server. If that
+        fails, the link tries again, and reports why it cannot be started."""
         with suppress(OSError):
-            process = self._process = await start_engine_process(self.config, STANDBY, self._entry)
-            self._keeper = asyncio.create_task(self._watch(process), name="engine-standby")
+            self._begun = await EngineProcess.start(self.config, self._entry)
 
-    def prepare(self, device: str) -> None:
-        """Starts the standby process for the next start of an engine that has become ready on `device`. An engine on a
-        CPU starts fast without."""
-        if self._keeper is None and device != "cpu":
-            self._keeper = asyncio.create_task(self._keep(), name="engine-standby")
-
-    async def _keep(self) -> None:
-        await asyncio.sleep(PREPARE_AFTER)
-        restart = msgspec.structs.replace(self.config, restarted=True)
-        try:
-            process = self._process = await start_engine_process(restart, STANDBY, self._entry)
-        except OSError as error:
-            log.warning("no process can stand by for the next start of the engine: %s", error)
-            return
-        await self._watch(process)
-
-    async def _watch(self, process: Process) -> None:
-        """Watches the process until it is taken. If it ends by itself, it is not replaced before the engine's next
-        start."""
-        try:
-            status = await process.wait()
-            if self._process is process:
-                log.warning("the process that stood by for the engine has ended (%d)", status)
-        finally:
-            if self._process is process:
-                self._process = None
-                if process.returncode is None:
-                    process.kill()
-                    await process.wait()
-
-    async def take(self, address: str) -> Process | None:
-        """Turns the standby process into the engine at this address and returns it; None if there is none."""
-        process, self._process = self._process, None
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
-        if process is None or process.returncode is not None:
-            return None
-        _write_line(process, msgspec.json.encode(address))
-        return process
+    def link(self, announce: Callable[[str | None], None] = lambda address: None) -> ProcessLink:
+        """The link of the next start."""
+        link = ProcessLink(self.config, self._entry, begun=self._begun, announce=announce)
+        self.config, self._begun = msgspec.structs.replace(self.config, restarted=True), None
+        return link
 
 
-async def begin_engines(configs: Sequence[EngineConfig]) -> list[Standby]:
-    """Starts the standby processes for the engines' first starts. The server must run in the same event loop."""
-    standbys = [Standby(config) for config in configs]
-    for standby in standbys:
-        await standby.begin()
-    return standbys
+async def begin_engines(configs: Sequence[EngineConfig]) -> list[EngineStarts]:
+    """Start the processes of the engines' first starts. The server must run in the same event loop."""
+    starts = [EngineStarts(config) for config in configs]
+    for each in starts:
+        await each.begin()
+    return starts
 
 
 class EngineLink(Protocol):
@@ -306,7 +274,7 @@ class ProcessLink:
     """An engine in a child process, over a Unix socket in a private directory. Its peer is the engine's supervisor: it
     may stop it and gets its metric events.
 
-    standby: the standby processes, which all starts of the engine share; None: there are none.
+    begun: the process, if it was started already.
     announce: called with the engine's address, at which other processes may attach themselves to it, once its process
         runs, and with None when it has ended.
     """
@@ -316,89 +284,57 @@ class ProcessLink:
         config: EngineConfig,
         entry: str = ENTRY,
         *,
-        standby: Standby | None = None,
+        begun: EngineProcess | None = None,
         announce: Callable[[str | None], None] = lambda address: None,
     ) -> None:
         self.on_launch: Callable[[], None] = lambda: None
         self.send: Callable[[Command], None] = discard
-        self._standby = standby
         self._announce = announce
         self._config = config
         self._entry = entry
-        self._process: Process | None = None
+        self._engine = begun
 
     async def run(self, on_outputs: OnOutputs) -> str:
-        with ExitStack() as opened:
+        async with AsyncExitStack() as opened:
             opened.callback(self._announce, None)
             opened.callback(setattr, self, "send", discard)
             try:
-                directory = _directory_of_a_socket()
-                opened.callback(shutil.rmtree, directory, ignore_errors=True)
-                address = f"ipc://{directory}/engine"
-                socket = EngineSocket(address, SUPERVISOR)
-                opened.callback(socket.close)
-                self.send = socket.send
-                process = self._process = await self._start(address)
+                engine = self._engine = self._engine or await EngineProcess.start(self._config, self._entry)
+                opened.push_async_callback(engine.end)
+                socket = EngineSocket(engine.address, SUPERVISOR)
             except (OSError, zmq.ZMQError) as error:  # e.g. out of memory or descriptors: a later start may succeed
                 return f"the engine process could not be started: {error}"
-            self._announce(address)
+            opened.callback(socket.close)
+            self.send = socket.send
+            self._announce(engine.address)
             self.on_launch()
-            return await self._wait_for_end(process, socket, self._prepare_next(on_outputs))
+            reader = asyncio.create_task(socket.read(on_outputs))
+            try:
+                return await self._wait_for_end(engine, reader)
+            finally:
+                reader.cancel()
+                await asyncio.gather(reader, return_exceptions=True)
 
-    async def _start(self, address: str) -> Process:
-        waiting = None if self._standby is None else await self._standby.take(address)
-        return waiting or await start_engine_process(self._config, address, self._entry)
-
-    def _prepare_next(self, on_outputs: OnOutputs) -> OnOutputs:
-        """A callback that calls `on_outputs` and prepares a standby process once the engine is ready."""
-        standby = self._standby
-        if standby is None:
-            return on_outputs
-
-        def heard(outputs: Outputs) -> None:
-            on_outputs(outputs)
-            if outputs.state is not None and outputs.state.phase == "ready":
-                standby.prepare(outputs.state.device)
-
-        return heard
-
-    async def _wait_for_end(self, process: Process, socket: EngineSocket, on_outputs: OnOutputs) -> str:
-        """Passes on what the process sends, until it ends; returns how it ended."""
-        reader = asyncio.create_task(socket.read(on_outputs))
-        try:
-            exited = asyncio.create_task(process.wait())
-            await asyncio.wait({reader, exited}, return_when=asyncio.FIRST_COMPLETED)
-            if reader.done():
-                if process.returncode is None:  # it may have ended in the same moment
-                    process.kill()
-                await exited
-                return f"its messages could not be read: {reader.exception()}"
-            status = exited.result()
-            await asyncio.wait({reader}, timeout=0.05)  # for messages that it sent just before it ended
-            if status == 0:
-                return "stopped"
-            if status == CONFIGURATION_ERROR:
-                return "it cannot run as it is configured"
-            cause = f"signal {-status}" if status < 0 else f"exit status {status}"
-            return f"the engine process ended with {cause}"
-        finally:
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+    async def _wait_for_end(self, engine: EngineProcess, reader: asyncio.Task[None]) -> str:
+        """Wait until the process or the reader of its messages has ended; return how."""
+        exited = asyncio.create_task(engine.process.wait())
+        await asyncio.wait({reader, exited}, return_when=asyncio.FIRST_COMPLETED)
+        if reader.done():
+            engine.kill()
+            await exited
+            return f"its messages could not be read: {reader.exception()}"
+        status = exited.result()
+        await asyncio.wait({reader}, timeout=0.05)  # for messages that it sent just before it ended
+        if status == 0:
+            return "stopped"
+        if status == CONFIGURATION_ERROR:
+            return "it cannot run as it is configured"
+        cause = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return f"the engine process ended with {cause}"
 
     def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-
-
-def _directory_of_a_socket() -> Path:
-    """A new directory, mode 0700: below TMPDIR, unless the path of a socket there would be longer than paths of sockets
-    may be."""
-    path = f"{tempfile.gettempdir()}/{PREFIX}01234567/engine"
-    too_long = len(os.fsencode(path)) > zmq.IPC_PATH_MAX_LEN
-    return Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp" if too_long else None))
+        if self._engine is not None:
+            self._engine.kill()
 
 
 class FollowedEngine:

@@ -1,20 +1,18 @@
 """The engine process, `service.link.process ADDRESS ENTRY`, the configuration as one JSON line on stdin.
 
 engine_link.py starts and watches it. It ends when the engine returns or fails, or when its stdin closes because the
-process that started it has ended. With `standby ENTRY` it imports what an engine imports, and reads its address later,
-from a second line.
+process that started it has ended.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import logging
 import os
 import shutil
 import sys
 import threading
-from contextlib import suppress
+from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,7 +23,7 @@ from models.checkpoints.registry import resolve
 from models.interfaces.errors import CheckpointError
 from service.link import wire
 from service.link.config import ConfigurationError, EngineConfig
-from service.link.engine_link import CONFIGURATION_ERROR, STANDBY, SUPERVISOR
+from service.link.engine_link import CONFIGURATION_ERROR, SUPERVISOR
 from service.link.messages import (
     Abort,
     Attach,
@@ -204,39 +202,24 @@ def _exit_with_parent(address: str) -> None:
     os._exit(0)
 
 
-def _prepare(entry: str, config: EngineConfig) -> None:
-    """Imports the entry's module and calls its `prepare`, if it has one. Errors are ignored here, since the start will
-    report them."""
-    module = importlib.import_module(entry.partition(":")[0])
-    with suppress(CheckpointError, ImportError):
-        getattr(module, "prepare", lambda _: None)(config)
-
-
 def main(arguments: list[str]) -> int:
     leave_signals_to_parent()
     address, entry = arguments
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
-    if address == STANDBY:
-        _prepare(entry, config)
-        if not (line := sys.stdin.buffer.readline()):
-            return 0  # The server has ended.
-        address = msgspec.json.decode(line, type=str)
-        config = msgspec.structs.replace(config, stood_by=config.restarted)
     threading.Thread(target=_exit_with_parent, args=(address,), daemon=True).start()
     names = {} if config.index is None else {"engine": config.index}
     configure_logging(config.log_level, config.log_format, **names)
     begin_context(config.device)
-    channel = EngineChannel(address)
     try:
-        resolve(entry)(config, channel)
+        serve = resolve(entry)  # imports torch, perhaps while the supervisor still imports the server
+        with closing(EngineChannel(address)) as channel:
+            serve(config, channel)
     except (CheckpointError, ConfigurationError) as error:
         log.error("%s", error)
         return CONFIGURATION_ERROR
     except ImportError as error:
         log.error("the Python package %s cannot be imported (%s); install it again", error.name, error)
         return CONFIGURATION_ERROR
-    finally:
-        channel.close()
     return 0
 
 

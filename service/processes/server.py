@@ -25,7 +25,7 @@ from service.api.engines.request_stream import EngineError
 from service.api.http.connections import BoundedConnection, BoundedSocket
 from service.api.sockets import MAX_MESSAGE
 from service.hub.catalog import DEMO_NOTICES, Catalog
-from service.link.engine_link import Standby
+from service.link.engine_link import EngineStarts
 from service.link.messages import EngineState
 from service.processes.config import engine_config
 from service.processes.listener import url_of
@@ -149,12 +149,11 @@ class Server(uvicorn.Server):
         await context.engine.stop()
 
 
-def create_server(settings: Settings, catalog: Catalog, standby: Standby | None = None) -> Server:
-    """A server with its own engine; both start when it serves. standby: of begin_engines, if the engine's process has
+def create_server(settings: Settings, catalog: Catalog, starts: EngineStarts | None = None) -> Server:
+    """A server with its own engine; both start when it serves. starts: of begin_engines, if the engine's process has
     already been started."""
     metrics = create_metrics(catalog)
-    standby = standby or Standby(engine_config(settings, catalog))
-    client = create_engine(settings, metrics, standby.link)
+    client = create_engine(settings, metrics, (starts or EngineStarts(engine_config(settings, catalog))).link)
     client.on_state = log_phase
     context = create_context(settings, catalog, Engines([client], metrics), metrics)
     return Server(server_config(context), context)
@@ -186,9 +185,11 @@ def server_config(context: ServerContext) -> uvicorn.Config:
     )
 
 
-async def serve(settings: Settings, catalog: Catalog, listener: socket.socket, standbys: Sequence[Standby] = ()) -> int:
-    """Serves until a signal; returns the exit status, 1 if the engine cannot be started. standbys: of begin_engines."""
-    server = create_server(settings, catalog, *standbys)
+async def serve(
+    settings: Settings, catalog: Catalog, listener: socket.socket, starts: Sequence[EngineStarts] = ()
+) -> int:
+    """Serves until a signal; returns the exit status, 1 if the engine cannot be started. starts: of begin_engines."""
+    server = create_server(settings, catalog, *starts)
 
     def ready() -> None:
         state = server.context.engine.state

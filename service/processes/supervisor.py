@@ -21,7 +21,7 @@ from service.api.engines.request_stream import EngineError
 from service.api.engines.shared_usage import UsageTable
 from service.hub.catalog import Catalog
 from service.link.config import EngineConfig
-from service.link.engine_link import START_TIMEOUT, Standby
+from service.link.engine_link import START_TIMEOUT, EngineStarts
 from service.link.messages import Command, Detach
 from service.metrics.metrics import Metrics
 from service.metrics.page import Families, families, labelled, lasting, merged, text, without_engines
@@ -50,7 +50,7 @@ log = logging.getLogger("reprise")
 class EngineProcesses:
     """All engine processes: one for each GPU, or several on the CPU. Each is started, watched and restarted on its own.
 
-    standbys: of begin_engines, one of each engine.
+    starts: of begin_engines, one of each engine.
     metrics: registry of the only engine. Each of several engines has its own registry, whose figures get the index of
         the engine as a label.
     kinds: kind (chat, speech) of each hosted model, by name.
@@ -59,25 +59,25 @@ class EngineProcesses:
 
     def __init__(
         self,
-        standbys: Sequence[Standby],
+        starts: Sequence[EngineStarts],
         settings: Settings,
         metrics: Metrics,
         kinds: Mapping[str, str],
         announce: Callable[[EngineNews], None],
     ) -> None:
         self._announce = announce
-        alone = len(standbys) == 1
-        self._names = ["engine"] if alone else [_name(index, each.config) for index, each in enumerate(standbys)]
-        self._metrics = [metrics if alone else Metrics(kinds) for _ in standbys]
+        alone = len(starts) == 1
+        self._names = ["engine"] if alone else [_name(index, each.config) for index, each in enumerate(starts)]
+        self._metrics = [metrics if alone else Metrics(kinds) for _ in starts]
         self._clients = [
             EngineClient(
-                partial(standby.link, partial(self._tell, index)),
+                partial(each.link, partial(self._tell, index)),
                 self._metrics[index],
                 hang_timeout=settings.hang_timeout,
                 start_timeout=START_TIMEOUT,
                 name=self._names[index],
             )
-            for index, standby in enumerate(standbys)
+            for index, each in enumerate(starts)
         ]
         for index, client in enumerate(self._clients):
             client.on_state = partial(log_phase, name=self._names[index])
@@ -378,17 +378,17 @@ DRAIN_MARGIN = 10.0
 
 class Supervisor:
     """Owns the listening socket, which it passes on to the API processes, and starts and watches all other processes.
-    standbys: of begin_engines."""
+    starts: of begin_engines."""
 
     def __init__(
-        self, settings: Settings, catalog: Catalog, listener: socket.socket, standbys: Sequence[Standby]
+        self, settings: Settings, catalog: Catalog, listener: socket.socket, starts: Sequence[EngineStarts]
     ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._listener = listener
         kinds = {model.name: model.kind for model in catalog.models}
         metrics = Metrics(kinds)
-        self._engines = EngineProcesses(standbys, settings, metrics, kinds, lambda news: self._processes.tell(news))
+        self._engines = EngineProcesses(starts, settings, metrics, kinds, lambda news: self._processes.tell(news))
         template = ApiConfig(
             index=0,
             processes=settings.num_api_processes,
@@ -396,7 +396,7 @@ class Supervisor:
             listener=listener.fileno(),
             control=-1,
             usage=-1,
-            engines=len(standbys),
+            engines=len(starts),
             log_format=settings.log_format,
             settings=plain_settings(settings),
             models=catalog.models,

@@ -102,15 +102,6 @@ def python_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
     return others | ({"PYTHONPATH": os.pathsep.join(kept)} if kept else {})
 
 
-def working_directory() -> str | None:
-    """That of child processes: this process's own (None), or /, if that was deleted. MKL cannot be loaded there."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return "/"
-    return None
-
-
 def leave_signals_to_parent() -> None:
     """Ignores the signals that ask the server to end. A service manager may send them to all of its processes, and this
     one still has work while the server drains. It ends with its parent, or is killed by it."""
