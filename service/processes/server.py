@@ -7,7 +7,6 @@ import gc
 import logging
 import socket
 import sys
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -43,6 +42,11 @@ ACCEPTED_AT_ONCE = 1
 """Connections that are accepted in one turn of the event loop. With 1, the less busy ones of several processes accept
 more of them. With more, when descriptors or memory are short, asyncio would fail for each of them and schedule an
 attempt for each failure a second later, so that the attempts grow in number."""
+ERRORS_OF_CLIENTS = (
+    "Invalid UTF-8 sequence received from client.",
+    "ASGI callable returned without completing handshake.",  # also of one that was refused
+)
+"""Errors in uvicorn's log that a client can cause as often as it likes."""
 ABORT_GRACE = 3.0
 """Seconds for streams that are still running after the drain to send their error event."""
 
@@ -213,36 +217,10 @@ def prepare_process() -> None:
 
 
 def quiet_uvicorn() -> None:
-    """Keeps uvicorn from logging its own start and end, and errors of clients as those of the server."""
+    """Keep uvicorn from logging its own start and end, and errors of clients as those of the server."""
     logger = logging.getLogger("uvicorn.error")
-    logger.setLevel(logging.WARNING)
-    logger.addFilter(ClientErrors())
-
-
-class ClientErrors(logging.Filter):
-    """Warns of what clients do wrong once a minute for each kind, without tracebacks, and counts the rest."""
-
-    kinds = (
-        "Invalid HTTP request received.",
-        "Unsupported upgrade request.",
-        "Invalid UTF-8 sequence received from client.",
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: dict[str, tuple[float, int]] = {}
-        """When the next line of a kind is due, and how many were left out since the last one."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        kind = record.msg
-        if kind not in self.kinds:
-            # uvicorn logs this one for a handshake that was refused, too.
-            return kind != "ASGI callable returned without completing handshake."
-        now, (due, left_out) = time.monotonic(), self._seen.get(kind, (0.0, 0))
-        self._seen[kind] = (due, left_out + 1) if now < due else (now + 60, 0)
-        record.levelno, record.levelname, record.exc_info = logging.WARNING, "WARNING", None
-        record.msg = f"{kind} ({left_out} more since the last such line)" if left_out else kind
-        return now >= due
+    logger.setLevel(logging.ERROR)
+    logger.addFilter(lambda record: record.msg not in ERRORS_OF_CLIENTS)
 
 
 def print_banner(catalog: Catalog, device: str, url: str, page: bool) -> None:
