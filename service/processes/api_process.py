@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import socket
@@ -49,9 +48,8 @@ log = logging.getLogger("reprise")
 
 CANNOT_START = 2
 ANSWER_SECONDS = 4.0
-"""Seconds that a supervisor takes at most to answer, unless it is stopped: a page of metrics waits for busy processes
-for 2 s, and may come after another one, which has waited for them. Prometheus waits for 5, as deploy/prometheus sets it
-up."""
+"""Seconds to wait for the supervisor's page of metrics, which waits for busy processes for 2 s. Prometheus waits for 5,
+as deploy/prometheus sets it up."""
 
 
 class SupervisorConnection:
@@ -68,9 +66,8 @@ class SupervisorConnection:
         self._context = context
         self._engines = engines
         self._followed = followed
-        self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Future[bytes]] = {}
-        """Questions that the supervisor has not answered yet, by number."""
+        self._page: asyncio.Future[bytes] | None = None
+        """The page that the supervisor was asked for and has not sent yet."""
 
     def accepts(self) -> None:
         """Tells the supervisor that this process accepts connections."""
@@ -85,8 +82,9 @@ class SupervisorConnection:
                 case Collect():
                     observe_life(self._context)
                     self._control.send(Snapshot(families(self._context.metrics.registry)))
-                case Page() if (asked := self._asked.get(notice.number)) and not asked.done():
-                    asked.set_result(notice.text)
+                case Page() if self._page is not None:
+                    self._page.set_result(notice.text)
+                    self._page = None
 
     def _on_engine_news(self, news: EngineNews) -> None:
         client = self._engines.clients[news.engine]
@@ -103,16 +101,14 @@ class SupervisorConnection:
     async def scrape(self) -> bytes:
         """The metrics of all processes, in Prometheus's text format. Those that any process knows, if the supervisor
         does not answer: sums without the others would look like restarts."""
-        number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._control.send(Scrape(number))
+        if self._page is None:
+            self._page = asyncio.get_running_loop().create_future()
+            self._control.send(Scrape())
         try:
-            return await asyncio.wait_for(answer, ANSWER_SECONDS)
+            return await asyncio.wait_for(asyncio.shield(self._page), ANSWER_SECONDS)
         except TimeoutError:
             log.error("the supervisor does not answer; /metrics lacks what only all processes know together")
             return text(of_any_process(families(self._context.metrics.registry)))
-        finally:
-            del self._asked[number]
 
 
 async def watch(server: Server, connection: SupervisorConnection, followed: Sequence[FollowedEngine]) -> None:

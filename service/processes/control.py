@@ -113,9 +113,8 @@ class Collect(Struct, frozen=True):
 
 
 class Page(Struct, frozen=True):
-    """The metrics of all processes, for the Scrape of the same number."""
+    """The metrics of all processes, the answer to Scrape."""
 
-    number: int
     text: bytes
 
 
@@ -140,8 +139,6 @@ class Snapshot(Struct, frozen=True):
 
 class Scrape(Struct, frozen=True):
     """Answer with a Page."""
-
-    number: int
 
 
 Report = Accepting | Alive | Snapshot | Scrape

@@ -42,7 +42,7 @@ from service.processes.listener import url_of
 from service.processes.server import ABORT_GRACE, log_phase, print_banner
 from service.settings.settings import Settings
 from service.system.children import Silence, python_command, python_environment
-from service.system.concurrency import all_results, shielded
+from service.system.concurrency import all_results
 
 log = logging.getLogger("reprise")
 
@@ -158,15 +158,12 @@ class ApiProcess:
         """Time since its last report."""
         self._collected: asyncio.Future[None] | None = None
 
-    @property
-    def asked(self) -> bool:
-        """Whether it was asked for its metrics and has not answered."""
-        return self._collected is not None
-
     def collect(self) -> asyncio.Future[None]:
-        """Asks for its metrics. Done when they have come, or the process has ended."""
-        self._collected = asyncio.get_running_loop().create_future()
-        self.control.send(Collect())
+        """Ask for its metrics, unless it has been asked and has not answered. Done when they have come, or the process
+        has ended."""
+        if self._collected is None:
+            self._collected = asyncio.get_running_loop().create_future()
+            self.control.send(Collect())
         return self._collected
 
     def note_collected(self) -> None:
@@ -214,9 +211,6 @@ class ApiProcesses:
         self._peers = (f"api-{number}" for number in itertools.count(1))
         self._ended: Families = ()
         """The counts of processes that have ended."""
-        self._collecting = asyncio.Lock()
-        self._next_page: asyncio.Task[bytes] | None = None
-        """The page that is collected after the one in progress."""
         self._changed = asyncio.Event()
         self._ending = asyncio.Event()
         self._have_accepted = False
@@ -253,23 +247,12 @@ class ApiProcesses:
             process.signal(number)
 
     async def page(self) -> bytes:
-        """The metrics of all processes, including this one, in Prometheus's text format. All who ask while one page is
-        collected get the next one, so that none waits for those of all others."""
-        if self._next_page is None:
-            self._next_page = asyncio.create_task(self._collected_page())
-        return await shielded(self._next_page)
-
-    async def _collected_page(self) -> bytes:
-        async with self._collecting:
-            self._next_page = None
-            # One that has not answered the last time is not waited for again: it is hung, or its answer is on its way.
-            asked = [process for process in self._running.values() if process.accepts and not process.asked]
-            waited = [process.collect() for process in asked]
-            if waited:
-                await asyncio.wait(waited, timeout=COLLECT_SECONDS)
-            parts = [families(self._metrics.registry), self._ended]
-            parts += [process.families for process in self._running.values()]
-            return await asyncio.to_thread(lambda: text(self._engines.with_metrics(merged(parts))))
+        """The metrics of all processes, including this one, in Prometheus's text format."""
+        if collected := [process.collect() for process in self._running.values() if process.accepts]:
+            await asyncio.wait(collected, timeout=COLLECT_SECONDS)
+        parts = [families(self._metrics.registry), self._ended]
+        parts += [process.families for process in self._running.values()]
+        return await asyncio.to_thread(lambda: text(self._engines.with_metrics(merged(parts))))
 
     async def _keep(self, index: int) -> None:
         attempt = 0
@@ -359,15 +342,15 @@ class ApiProcesses:
                         member.families = report.families
                         member.note_collected()
                     case Scrape():
-                        answer = asyncio.create_task(self._answer(member, report.number))
+                        answer = asyncio.create_task(self._answer(member))
                         self._answers.add(answer)
                         answer.add_done_callback(self._answers.discard)
         except msgspec.DecodeError as error:
             log.error("API process: its reports could not be read and it is killed: %s", error)
             member.signal(signal.SIGKILL)
 
-    async def _answer(self, member: ApiProcess, number: int) -> None:
-        member.control.send(Page(number, await self.page()))
+    async def _answer(self, member: ApiProcess) -> None:
+        member.control.send(Page(await self.page()))
 
 
 ENGINE_GRACE = 10.0
