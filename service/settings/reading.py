@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_origin
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
@@ -20,7 +20,7 @@ _NULL = "tag:yaml.org,2002:null"
 class TextLoader(yaml.SafeLoader):
     """Reads numbers, booleans and dates as texts: YAML would make a boolean of `page: off`, and 8 of 010."""
 
-    yaml_implicit_resolvers = {
+    yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag == _NULL]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -39,38 +40,50 @@ def error_event(error: ApiError) -> bytes:
     return b"data: " + error.body() + b"\n\n"
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client disconnects (ClientLeft). The body must have been
-    read."""
-    loop, watcher = asyncio.get_running_loop(), None
+@asynccontextmanager
+async def ended_early(
+    receive: Receive, seconds: float | None = None
+) -> AsyncGenerator[Callable[[type[Exception]], None]]:
+    """Cancel the block when the client disconnects (ClientLeft), or after `seconds` (TimeoutError). What is
+    yielded cancels it, too, and has it raise the given exception."""
+    loop = asyncio.get_running_loop()
+    reason: type[Exception] = TimeoutError
+    watcher: asyncio.Task[None] | None = None
+
+    def end(cause: type[Exception]) -> None:
+        nonlocal reason
+        reason = cause
+        limit.reschedule(loop.time())
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        end(ClientLeft)
+
+    def start_watcher() -> None:
+        nonlocal watcher
+        watcher = loop.create_task(watch())
+
+    # A watcher from the beginning would take a short request several turns of the loop.
+    timer = loop.call_later(MONITOR_DELAY, start_watcher)
     try:
-        async with asyncio.timeout(None) as limit:
-
-            async def watch() -> None:
-                await _disconnect(request.receive)
-                limit.reschedule(loop.time())
-
-            def start_watcher() -> None:
-                nonlocal watcher
-                watcher = loop.create_task(watch())
-
-            # Tasks for the work and a watcher beside it would take a short request several turns of the loop.
-            timer = loop.call_later(MONITOR_DELAY, start_watcher)
-            try:
-                return await work
-            finally:
-                timer.cancel()
-                if watcher is not None:
-                    watcher.cancel()  # it only listens: no need to await it
+        async with asyncio.timeout(seconds) as limit:
+            yield end
     except TimeoutError:
         if not limit.expired():
             raise
-        raise ClientLeft from None
+        raise reason from None
+    finally:
+        timer.cancel()
+        if watcher is not None:
+            watcher.cancel()  # it only listens: no need to await it
 
 
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client disconnects (ClientLeft). The body must have been
+    read."""
+    async with ended_early(request.receive):
+        return await work
 
 
 class LiveResponse(Response):
@@ -106,7 +119,6 @@ class LiveResponse(Response):
         self._sending = False
         self._sent_at = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
-        self._watcher: asyncio.Task[None] | None = None
         self._keep_alive_task: asyncio.Task[None] | None = None
         self._comment = asyncio.Lock()
 
@@ -132,34 +144,15 @@ class LiveResponse(Response):
             await self._chunks.aclose()
 
     async def _stream(self, receive: Receive, send: Send) -> None:
-        reason: type[Exception] = TimeoutError
-        try:
-            async with asyncio.timeout(self._timeout) as limit:
-
-                def end(cause: type[Exception]) -> None:
-                    nonlocal reason
-                    reason = cause
-                    limit.reschedule(asyncio.get_running_loop().time())
-
-                async def watch() -> None:
-                    await _disconnect(receive)
-                    end(ClientLeft)
-
-                def start_monitor() -> None:
-                    self._watcher = asyncio.create_task(watch())
-                    self._monitor(send, end)
-
-                self._timer = asyncio.get_running_loop().call_later(MONITOR_DELAY, start_monitor)
+        async with ended_early(receive, self._timeout) as end:
+            self._timer = asyncio.get_running_loop().call_later(MONITOR_DELAY, self._monitor, send, end)
+            try:
                 async for chunk in self._chunks:
                     await self._send(send, chunk)
                 await self._send(send, b"", more=False)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise reason from None
-        finally:
-            # Before an error is answered: what the monitor ends is over.
-            await self._stop_monitor()
+            finally:
+                # Before an error is answered: what the monitor ends is over.
+                await self._stop_monitor()
 
     def _monitor(self, send: Send, end: Callable[[type[Exception]], None]) -> None:
         """Send keep-alive comments, and end the stream when the client has read nothing for the write timeout. One
@@ -191,8 +184,6 @@ class LiveResponse(Response):
     async def _stop_monitor(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()  # it only listens: no need to await it
         if self._keep_alive_task is not None:
             self._keep_alive_task.cancel()
             await asyncio.gather(self._keep_alive_task, return_exceptions=True)
