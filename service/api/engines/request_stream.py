@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
-from weakref import WeakSet
 
 import msgspec
 import numpy as np
@@ -94,46 +93,32 @@ class EngineError(Exception):
 
 
 class EngineLost(EngineError):
-    """The engine ended while it was answering the request, and with it those of the same group that it had. Another one
-    may answer it: the group may end one more."""
+    """The engine ended while it was answering the request. Another one may answer it."""
 
 
-MOST_ENDS = 2
-"""Engines that may end with the requests of a group before these are not tried again: they may be the cause."""
+MOST_ENGINES = 2
+"""Engines that may have requests of a group: those may be what ends them."""
 
 
 class RequestGroup:
-    """Requests with the same prompt: the choices of a chat, or one request alone. What they cost is counted for all
-    together, since each of them may be what ends an engine."""
+    """Requests with the same prompt: the choices of a chat, or one request alone."""
 
     def __init__(self) -> None:
-        self._streams = WeakSet[RequestStream]()  # They hold the group, and would otherwise live until a collection.
-        self._sent: set[str] = set()
-        self._ends: set[EngineLost] = set()
-        """Each is what the engine's requests failed with, all of them."""
+        self._requests = Counter[int]()
+        """Number of its requests by index of the engine that has or had them. What an engine refused does not count."""
+        self.lost: set[int] = set()
+        """Engines that ended with requests of the group."""
 
-    @property
-    def ends_left(self) -> int:
-        """How many engines it may still end, and so how many may have requests of it at a time."""
-        return MOST_ENDS - len(self._ends)
+    def note_sent(self, engine: int) -> None:
+        self._requests[engine] += 1
 
-    def add(self, stream: RequestStream) -> None:
-        self._streams.add(stream)
-        self._sent.add(stream.request.request_id)
+    def note_refused(self, engine: int) -> None:
+        self._requests[engine] -= 1
 
-    def note_end(self, lost: EngineLost) -> None:
-        self._ends.add(lost)
-
-    def has_sent(self, request_id: str) -> bool:
-        return request_id in self._sent
-
-    def engines(self, without: RequestStream | None = None) -> set[int]:
-        """Indexes of the engines that have requests of the group, not counting the stream `without`."""
-        return {
-            stream.engine
-            for stream in self._streams
-            if stream is not without and not stream.ended and stream.engine is not None
-        }
+    def may_have(self, engine: int) -> bool:
+        """Whether an engine may get a request of the group."""
+        engines = +self._requests
+        return engine not in self.lost and (engine in engines or len(engines) < MOST_ENGINES)
 
 
 @dataclass(eq=False)
@@ -163,12 +148,10 @@ class RequestStream(Generic[Delta]):
     _reader: asyncio.Future[None] | None = None
     """Done when there is something to read."""
 
-    def __post_init__(self) -> None:
-        self.group.add(self)
-
     def note_sent(self, engine: int) -> None:
         self.engine = engine
         self.tried.add(engine)
+        self.group.note_sent(engine)
 
     def __aiter__(self) -> RequestStream[Delta]:
         return self
@@ -211,10 +194,8 @@ class RequestStream(Generic[Delta]):
             self.deliver(last, last=True)
 
     def fail(self, error: EngineError) -> None:
-        if isinstance(error, EngineLost):
-            self.group.note_end(error)
-            if not self.group.ends_left:
-                error = EngineError(error.status, error.code, error.message, error.field, error.retry_after)
+        if isinstance(error, EngineLost) and self.engine is not None:
+            self.group.lost.add(self.engine)
         self.error = error
         self.ended = True
         if self.trace is not None:
