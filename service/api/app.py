@@ -92,8 +92,8 @@ def create_metrics(catalog: Catalog) -> Metrics:
     return metrics
 
 
-def create_engine(settings: Settings, metrics: Metrics, make_link: Callable[[], EngineLink]) -> EngineClient:
-    """A client of the only engine, which this process starts and watches."""
+def create_engine(settings: Settings, metrics: Metrics, make_link: Callable[[], EngineLink] | None) -> EngineClient:
+    """A client of an engine, which this process starts and watches unless make_link is None."""
     return EngineClient(make_link, metrics, hang_timeout=settings.hang_timeout, start_timeout=START_TIMEOUT)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 
 from models.interfaces import resizing
@@ -115,19 +115,18 @@ def unavailable(message: str, kind: type[EngineError] = EngineError) -> EngineEr
 class EngineClient:
     """Start, watch and restart an engine, or follow one that another process starts.
 
-    make_link: makes the link for each start. name: of the engine, for the log.
+    make_link: makes the link for each start; None: another process supervises the engine, see `attach`.
+    name: of the engine, for the log.
     hang_timeout: seconds of `clock` without a message from a ready engine after which it is killed as hung.
     start_timeout: the same while it loads or captures.
-    started_elsewhere: waits until another process, which supervises the engine, has started it; None: this client does.
     """
 
-    make_link: Callable[[], EngineLink]
+    make_link: Callable[[], EngineLink] | None
     metrics: Metrics
     _: KW_ONLY
     hang_timeout: float = 20.0
     start_timeout: float = 600.0
     clock: Callable[[], float] = time.monotonic
-    started_elsewhere: Callable[[], Awaitable[None]] | None = None
     name: str = "engine"
     state: EngineState | None = field(default=None, init=False)
     """The newest heartbeat since the engine was started."""
@@ -142,7 +141,7 @@ class EngineClient:
     _on_gpu: bool = field(default=False, init=False)
     _link: EngineLink | None = field(default=None, init=False)
     _task: asyncio.Task[None] | None = field(default=None, init=False)
-    """Runs _supervise or _follow."""
+    """Runs _supervise, or _run_once of an engine that is followed."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _launched: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _stopping: bool = field(default=False, init=False)
@@ -154,11 +153,22 @@ class EngineClient:
     # Life
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._supervise() if self._supervises else self._follow(), name=self.name)
+        if self.make_link is not None:
+            self._task = asyncio.create_task(self._supervise(self.make_link), name=self.name)
+
+    async def attach(self, link: EngineLink | None) -> None:
+        """Follow a start of an engine that another process supervises, in place of the one before, which has ended.
+        None: there is none now."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
+        if link is not None and not self._stopping:
+            self._task = asyncio.create_task(self._run_once(link), name=self.name)
 
     @property
     def _supervises(self) -> bool:
-        return self.started_elsewhere is None
+        return self.make_link is not None
 
     async def wait_launched(self) -> None:
         """Wait until the engine's process runs, or could not be started. The engine loads afterwards."""
@@ -262,11 +272,11 @@ class EngineClient:
 
     # Supervision
 
-    async def _supervise(self) -> None:
+    async def _supervise(self, make_link: Callable[[], EngineLink]) -> None:
         attempt = 0
         while True:
             started = time.monotonic()
-            ended = await self._run_once()
+            ended = await self._run_once(make_link())
             if self._stopping:
                 return
             if not self.was_ready:  # wait_ready raises and says why
@@ -282,16 +292,9 @@ class EngineClient:
             self.metrics.observe("engine_restarts_total")
             log.warning("%s: restart %d", self.name, self.restarts)
 
-    async def _follow(self) -> None:
-        """Follow all starts and ends of an engine that another process supervises."""
-        assert self.started_elsewhere is not None
-        while not self._stopping:
-            await self.started_elsewhere()
-            await self._run_once()
-
-    async def _run_once(self) -> str:
+    async def _run_once(self, link: EngineLink) -> str:
         """Run the engine once, from its start to its end; return how it ended."""
-        link = self._link = self.make_link()
+        self._link = link
         link.on_launch = self._launched.set
         self._silence.end()
         watchdog = asyncio.create_task(self._watch(link), name="engine-watchdog")
