@@ -176,6 +176,11 @@ START_TIMEOUT = 900.0
 """Seconds of silence after which an engine that loads or captures is restarted."""
 
 
+def engine_environment(config: EngineConfig) -> dict[str, str]:
+    device = {"CUDA_VISIBLE_DEVICES": config.gpu} if config.gpu else {}
+    return python_environment() | thread_variables(config) | device
+
+
 @dataclass(eq=False)
 class EngineProcess:
     """The process of an engine, and the private directory of the socket that it binds."""
@@ -191,10 +196,9 @@ class EngineProcess:
         path = os.fsencode(f"{tempfile.gettempdir()}/{PREFIX}01234567/engine")
         parent = "/tmp" if len(path) > zmq.IPC_PATH_MAX_LEN else None
         directory = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True)
-        device = {"CUDA_VISIBLE_DEVICES": config.gpu} if config.gpu else {}
         process = await asyncio.create_subprocess_exec(
             *python_command("service.link.process", _address(directory), entry),
-            env=python_environment() | thread_variables(config) | device,
+            env=engine_environment(config),
             stdin=PIPE,
             start_new_session=True,  # Ctrl-C is for the API process, which drains first
         )

@@ -31,7 +31,6 @@ from service.link.messages import (
     ChatRequest,
     Command,
     Detach,
-    Drain,
     EncodeReference,
     EngineState,
     Failed,
@@ -147,7 +146,7 @@ class EngineChannel:
                     self._send(peer, Outputs(state=self._state))
             case Detach() if peer == SUPERVISOR:
                 self._detach(command.peer)
-            case Drain() | Stop() if peer == SUPERVISOR:
+            case Stop() if peer == SUPERVISOR:
                 self._commands.append(command)
 
     def _detach(self, peer: str) -> None:

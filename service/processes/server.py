@@ -136,10 +136,6 @@ class Server(uvicorn.Server):
         log.info("draining %d %s", running, "request" if running == 1 else "requests")
         await asyncio.sleep(settings.drain_delay)
         end = self._loop.time() + settings.drain_timeout
-        # A spoken answer whose speech has not started still needs an engine that accepts requests.
-        while context.unvoiced and self._loop.time() < end:  # noqa: ASYNC110 - a second way out beside an event
-            await asyncio.sleep(SOCKET_POLL)
-        context.engine.drain()
         context.drain_begun.set()
         # uvicorn cuts off WebSockets as soon as it shuts down, so their current utterances must end before that.
         while context.open_sockets and self._loop.time() < end:  # noqa: ASYNC110 - a second way out beside an event

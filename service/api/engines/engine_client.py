@@ -197,11 +197,6 @@ class EngineClient:
             self._changed.clear()
             await self._changed.wait()
 
-    def drain(self) -> None:
-        """Tell the engine to accept no new requests, unless others go on using it."""
-        if self._supervises:
-            self.send(messages.Drain())
-
     async def stop(self, grace: float = 10.0) -> None:
         """Stop the engine, or leave it to others; requests that are still running fail."""
         self._stopping = True
@@ -213,7 +208,7 @@ class EngineClient:
         if self._task is None:
             return
         # An engine that loads or captures reads no commands, so it is killed at once.
-        listens = self._supervises and self.phase in ("ready", "draining")
+        listens = self._supervises and self.ready
         _, running = await asyncio.wait({self._task}, timeout=grace if listens else 0.0)
         if running:
             if listens:
@@ -223,7 +218,7 @@ class EngineClient:
 
     @property
     def phase(self) -> str:
-        """ "starting", "loading", "capturing", "ready", "draining", "down" or "failed"."""
+        """ "starting", "loading", "capturing", "ready", "down" or "failed"."""
         if self.failure is not None:
             return "failed"
         if self._link is None:

@@ -148,10 +148,6 @@ class Engines:
         for client in self.clients:
             client.fail(reason)
 
-    def drain(self) -> None:
-        for client in self.clients:
-            client.drain()
-
     async def stop(self, grace: float = 10.0) -> None:
         self._stopping = True
         await asyncio.gather(*(client.stop(grace) for client in self.clients))
