@@ -140,7 +140,7 @@ class EngineClient:
     """Called when `phase` or `was_ready` may have changed."""
     _on_gpu: bool = field(default=False, init=False)
     _link: EngineLink | None = field(default=None, init=False)
-    _task: asyncio.Task[None] | None = field(default=None, init=False)
+    _task: asyncio.Task[str | None] | None = field(default=None, init=False)
     """Runs _supervise, or _run_once of an engine that is followed."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _launched: asyncio.Event = field(default_factory=asyncio.Event, init=False)
