@@ -271,9 +271,7 @@ async def _lifespan(context: ServerContext) -> AsyncIterator[None]:
 
 
 async def _load_processors(context: ServerContext) -> None:
-    """Load tokenizers and processors once the engine process runs. This blocks this process for seconds, while the
-    engine loads its weights."""
-    await context.engine.wait_launched()
+    """Load tokenizers and processors, which takes seconds, while the engine loads its weights."""
     try:
         await asyncio.to_thread(context.catalog.load_processors)
     except CheckpointError as error:

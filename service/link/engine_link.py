@@ -257,9 +257,6 @@ async def begin_engines(configs: Sequence[EngineConfig]) -> list[EngineStarts]:
 class EngineLink(Protocol):
     """An engine from one start to its end."""
 
-    on_launch: Callable[[], None]
-    """Called once the engine's process runs. It loads afterwards."""
-
     async def run(self, on_outputs: OnOutputs) -> str:
         """Starts the engine and passes on what it sends, until it ends; returns how it ended. When cancelled, kills
         it."""
@@ -291,7 +288,6 @@ class ProcessLink:
         begun: EngineProcess | None = None,
         announce: Callable[[str | None], None] = lambda address: None,
     ) -> None:
-        self.on_launch: Callable[[], None] = lambda: None
         self.send: Callable[[Command], None] = discard
         self._announce = announce
         self._config = config
@@ -311,7 +307,6 @@ class ProcessLink:
             opened.callback(socket.close)
             self.send = socket.send
             self._announce(engine.address)
-            self.on_launch()
             reader = asyncio.create_task(socket.read(on_outputs))
             try:
                 return await self._wait_for_end(engine, reader)
@@ -349,7 +344,6 @@ class AttachedLink:
     """
 
     def __init__(self, address: str, peer: str, fail: Callable[[str], None]) -> None:
-        self.on_launch: Callable[[], None] = lambda: None
         self.send: Callable[[Command], None] = discard
         self._address = address
         self._peer = peer
@@ -362,7 +356,6 @@ class AttachedLink:
             self._fail(f"the engine could not be reached: {error}")
             return "it could not be reached"
         self.send = socket.send
-        self.on_launch()
         try:
             await socket.read(on_outputs)
         except Exception as error:

@@ -143,7 +143,6 @@ class EngineClient:
     _task: asyncio.Task[str | None] | None = field(default=None, init=False)
     """Runs _supervise, or _run_once of an engine that is followed."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _launched: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _stopping: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -169,10 +168,6 @@ class EngineClient:
     @property
     def _supervises(self) -> bool:
         return self.make_link is not None
-
-    async def wait_launched(self) -> None:
-        """Wait until the engine's process runs, or could not be started. The engine loads afterwards."""
-        await self._launched.wait()
 
     def tell_earlier_starts(self, restarts: int) -> None:
         """Record the past of an engine that another process supervises: it was ready before, and was restarted this
@@ -290,7 +285,6 @@ class EngineClient:
     async def _run_once(self, link: EngineLink) -> str:
         """Run the engine once, from its start to its end; return how it ended."""
         self._link = link
-        link.on_launch = self._launched.set
         self._silence.end()
         watchdog = asyncio.create_task(self._watch(link), name="engine-watchdog")
         try:
@@ -298,7 +292,6 @@ class EngineClient:
         finally:
             watchdog.cancel()
             self._link = None
-            self._launched.set()
             if self.state is not None and self._supervises:
                 self.metrics.observe_end(self.state)
             self.state = None

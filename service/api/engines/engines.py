@@ -131,10 +131,6 @@ class Engines:
         for client in self.clients:
             client.start()
 
-    async def wait_launched(self) -> None:
-        """Wait until each engine's process runs or cannot be started."""
-        await asyncio.gather(*(client.wait_launched() for client in self.clients))
-
     async def wait_ready(self) -> None:
         """Wait until requests are answered; EngineError if an engine cannot be started."""
         while not self.ready:
