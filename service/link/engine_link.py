@@ -10,7 +10,7 @@ import os
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,9 +32,6 @@ read."""
 _RECONNECT_MS = 10
 """Milliseconds between two attempts to connect to an engine process that has not bound its socket yet."""
 
-_DESCRIPTORS = 16
-"""Descriptors that must be free; a socket and its context open about ten."""
-
 OnOutputs = Callable[[Outputs], None]
 
 
@@ -46,19 +43,11 @@ def _nothing() -> None:
     """The callback of a socket that nobody reads."""
 
 
-def _require_descriptors() -> None:
-    """Raises OSError if there are too few free descriptors, for which ZeroMQ would end the whole process."""
-    with ExitStack() as opened:
-        for _ in range(_DESCRIPTORS):
-            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-
-
 class EngineSocket:
-    """Sends commands, which never blocks, and reads outputs in an event loop. OSError without enough descriptors."""
+    """Sends commands, which never blocks, and reads outputs in an event loop."""
 
     def __init__(self, address: str, peer: str) -> None:
         """address: the engine binds it, now or later. peer: name of this end."""
-        _require_descriptors()
         self._context = zmq.Context()
         self.zmq: zmq.Socket = self._context.socket(zmq.DEALER)
         for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0), (zmq.RECONNECT_IVL, _RECONNECT_MS)):

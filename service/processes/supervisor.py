@@ -16,7 +16,9 @@ from functools import partial
 
 import msgspec
 
-from service.api.engines.engine_client import BACKOFF_SECONDS, STEADY_SECONDS, EngineClient
+from service.api.app import create_engine
+from service.api.engines.engine_client import BACKOFF_SECONDS, STEADY_SECONDS
+from service.api.engines.engines import Engines
 from service.api.engines.request_stream import EngineError
 from service.api.engines.shared_usage import UsageTable
 from service.hub.catalog import Catalog
@@ -67,43 +69,20 @@ class EngineProcesses:
     ) -> None:
         self._announce = announce
         alone = len(starts) == 1
-        self._names = ["engine"] if alone else [_name(index, each.config) for index, each in enumerate(starts)]
         self._metrics = [metrics if alone else Metrics(kinds) for _ in starts]
         self._clients = [
-            EngineClient(
-                partial(each.link, partial(self._tell, index)),
-                self._metrics[index],
-                hang_timeout=settings.hang_timeout,
-                start_timeout=START_TIMEOUT,
-                name=self._names[index],
-            )
+            create_engine(settings, self._metrics[index], partial(each.link, partial(self._tell, index)))
             for index, each in enumerate(starts)
         ]
         for index, client in enumerate(self._clients):
-            client.on_state = partial(log_phase, name=self._names[index])
-
-    def start(self) -> None:
-        for client in self._clients:
-            client.start()
-
-    async def wait_ready(self) -> None:
-        """Waits until all accept requests; EngineError if one cannot be started."""
-        await all_results([self._wait_ready(index) for index in range(len(self._clients))])
-
-    async def _wait_ready(self, index: int) -> None:
-        try:
-            await self._clients[index].wait_ready()
-        except EngineError:
-            if len(self._clients) > 1:
-                log.error("%s: cannot be started", self._names[index])
-            raise
+            client.name = "engine" if alone else _name(index, starts[index].config)
+            client.on_state = partial(log_phase, name=client.name)
+        self.life = Engines(self._clients, metrics)
+        """Starts and stops them."""
 
     def was_ready(self, index: int) -> bool:
         """Whether that engine has been ready, since its newest start or an earlier one."""
         return self._clients[index].was_ready
-
-    async def stop(self, grace: float) -> None:
-        await asyncio.gather(*(client.stop(grace) for client in self._clients))
 
     def send(self, command: Command) -> None:
         """Sends a command to all engines."""
@@ -400,7 +379,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        self._engines.start()
+        self._engines.life.start()
         starting = asyncio.create_task(self._wait_started())
         serving = asyncio.create_task(self._processes.run())
         try:
@@ -421,10 +400,10 @@ class Supervisor:
             for task in (starting, serving, self._draining):
                 if task is not None:
                     task.cancel()
-            await self._engines.stop(0.0 if self._forced else ENGINE_GRACE)
+            await self._engines.life.stop(0.0 if self._forced else ENGINE_GRACE)
 
     async def _wait_started(self) -> None:
-        await self._engines.wait_ready()
+        await self._engines.life.wait_ready()
         await self._processes.wait_accepting()
 
     def _on_signal(self) -> None:

@@ -152,7 +152,7 @@ def test_an_engine_that_cannot_start_is_named_and_ends_the_server(tmp_path: Path
     shutil.copytree(ROOT / "tests/golden/qwen2_vl", broken)
     (broken / "model.safetensors").write_bytes(b"no weights")
     said = ended("--engines", "2", "--device", "cpu", "--model", broken)
-    assert "engine 0: cannot be started" in said or "engine 1: cannot be started" in said
+    assert "The engine 0 could not be started" in said or "The engine 1 could not be started" in said
     assert re.search(r"reprise\.engine: .+ engine=[01]\n", said), said
 
 

@@ -188,7 +188,7 @@ class EngineClient:
         """Wait until the engine accepts requests; EngineError if it cannot be started."""
         while not self.ready:
             if self.failure is not None:
-                raise EngineError(503, "engine_failed", f"The engine could not be started: {self.failure}.")
+                raise EngineError(503, "engine_failed", f"The {self.name} could not be started: {self.failure}.")
             self._changed.clear()
             await self._changed.wait()
 
