@@ -6,7 +6,6 @@ process that started it has ended.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import shutil
@@ -46,31 +45,6 @@ from service.system.children import leave_signals_to_parent, wait_for_end_of_par
 from service.system.logs import configure_logging
 
 log = logging.getLogger("reprise.engine")
-
-DRIVER = "libcuda.so.1"
-
-
-def begin_context(device: str) -> threading.Thread | None:
-    """Creates the primary context of the first visible GPU, which torch will use, in a thread. Returns the thread at
-    once; None for the CPU. Errors are ignored here, since torch will meet and report them. device: as configured."""
-    if device == "cpu":
-        return None
-    # torch sets this before it starts the driver, which reads it once.
-    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
-    thread = threading.Thread(target=_retain_context, name="gpu-context", daemon=True)
-    thread.start()
-    return thread
-
-
-def _retain_context() -> None:
-    try:
-        driver = ctypes.CDLL(DRIVER)
-    except OSError:  # no driver is installed
-        return
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
-        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-
 
 Answer = ChatDelta | SpeechDelta | ReferenceEncoded | Failed
 
@@ -208,7 +182,6 @@ def main(arguments: list[str]) -> int:
     threading.Thread(target=_exit_with_parent, args=(address,), daemon=True).start()
     names = {} if config.index is None else {"engine": config.index}
     configure_logging(config.log_level, config.log_format, **names)
-    begin_context(config.device)
     try:
         serve = resolve(entry)  # imports torch, perhaps while the supervisor still imports the server
         with closing(EngineChannel(address)) as channel:

@@ -346,10 +346,11 @@ class BoundedConnection(H11Protocol):
         self.transport.close()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application. Handles responses that are cut off here, since uvicorn would log a traceback."""
+        """The ASGI application. Handles responses that are cut off here, and what uvicorn cancels at the end of a
+        shutdown: it would log a traceback."""
         try:
             await self.config.loaded_app(scope, receive, send)
-        except ResponseCut as cut:
+        except (ResponseCut, asyncio.CancelledError) as cut:
             self.cycle.disconnected = True
             if isinstance(cut, ClientTimeout):
                 self.transport.abort()  # close() would wait until the buffered data is sent
