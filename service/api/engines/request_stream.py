@@ -184,7 +184,9 @@ class RequestStream(Generic[Delta]):
         self._pending.append(delta)
         self.ended |= last
         if self.trace is not None:
-            self.trace.deliver(delta, last=last)
+            self.trace.note(delta)
+            if last:
+                self.trace.end()
         self._wake()
 
     def cut(self, last: Delta) -> None:
