@@ -118,9 +118,8 @@ class LiveResponse(Response):
         self._started = False
         self._sending = False
         self._sent_at = time.monotonic()
-        self._timer: asyncio.TimerHandle | None = None
-        self._keep_alive_task: asyncio.Task[None] | None = None
-        self._comment = asyncio.Lock()
+        self._monitoring: asyncio.Task[None] | None = None
+        self._commenting = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
@@ -145,53 +144,45 @@ class LiveResponse(Response):
 
     async def _stream(self, receive: Receive, send: Send) -> None:
         async with ended_early(receive, self._timeout) as end:
-            self._timer = asyncio.get_running_loop().call_later(MONITOR_DELAY, self._monitor, send, end)
+
+            def start_monitor() -> None:
+                self._monitoring = asyncio.create_task(self._monitor(send, end))
+
+            timer = asyncio.get_running_loop().call_later(MONITOR_DELAY, start_monitor)
             try:
                 async for chunk in self._chunks:
                     await self._send(send, chunk)
                 await self._send(send, b"", more=False)
             finally:
-                # Before an error is answered: what the monitor ends is over.
-                await self._stop_monitor()
+                timer.cancel()
+                if self._monitoring is not None:  # before an error is answered: what the monitor ends is over
+                    self._monitoring.cancel()
+                    await asyncio.gather(self._monitoring, return_exceptions=True)
 
-    def _monitor(self, send: Send, end: Callable[[type[Exception]], None]) -> None:
-        """Send keep-alive comments, and end the stream when the client has read nothing for the write timeout. One
-        timer checks periodically: setting one for each chunk would cost more than sending the chunk."""
-        comment = self._keep_alive
-        silence = KEEP_ALIVE_SECONDS if comment else math.inf
-        passed = time.monotonic() - self._sent_at
-        if self._sending and passed >= self._write_timeout:
-            end(ClientTimeout)
-        elif not self._sending and passed >= silence:
-            self._keep_alive_task = asyncio.create_task(self._send_keep_alive(send, comment, end))
-        else:
-            pause = self._write_timeout - passed if self._sending else min(silence - passed, self._write_timeout)
-            self._timer = asyncio.get_running_loop().call_later(pause, self._monitor, send, end)
-
-    async def _send_keep_alive(self, send: Send, comment: bytes, end: Callable[[type[Exception]], None]) -> None:
-        if not self._sending:
+    async def _monitor(self, send: Send, end: Callable[[type[Exception]], None]) -> None:
+        """Send keep-alive comments, and end the stream when the client has read nothing for the write timeout. A
+        timeout for each chunk would cost more than sending the chunk."""
+        silence = KEEP_ALIVE_SECONDS if self._keep_alive else math.inf
+        while True:
+            passed = time.monotonic() - self._sent_at
+            if self._sending and passed >= self._write_timeout:
+                return end(ClientTimeout)
+            if self._sending or passed < silence:
+                pause = self._write_timeout - passed if self._sending else min(silence - passed, self._write_timeout)
+                await asyncio.sleep(pause)
+                continue
             try:
-                async with self._comment, asyncio.timeout(self._write_timeout):
-                    await self._write(send, comment)
+                async with self._commenting, asyncio.timeout(self._write_timeout):
+                    await self._write(send, self._keep_alive)
             except TimeoutError:
-                end(ClientTimeout)
-                return
+                return end(ClientTimeout)
             except ClientLeft:
-                end(ClientLeft)
-                return
-        self._monitor(send, end)
-
-    async def _stop_monitor(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._keep_alive_task is not None:
-            self._keep_alive_task.cancel()
-            await asyncio.gather(self._keep_alive_task, return_exceptions=True)
+                return end(ClientLeft)
 
     async def _send(self, send: Send, chunk: bytes, *, more: bool = True) -> None:
         self._sending = True
-        if self._comment.locked():
-            async with self._comment:
+        if self._commenting.locked():
+            async with self._commenting:
                 pass
         await self._write(send, chunk, more=more)
         self._sending = False
