@@ -28,7 +28,6 @@ from service.link.messages import Command, Detach
 from service.metrics.metrics import Metrics
 from service.metrics.page import Families, families, labelled, lasting, merged, text, without_engines
 from service.processes.control import (
-    ALIVE_SECONDS,
     Accepting,
     ApiConfig,
     Collect,
@@ -301,12 +300,9 @@ class ApiProcesses:
         self._on_end(member.peer)
 
     async def _watch(self, member: ApiProcess) -> None:
-        while True:
-            await asyncio.sleep(ALIVE_SECONDS)
-            if (seconds := member.silence.look()) > self._timeouts[member.accepts]:
-                log.error("API process: no sign of life for %.0f s; it is killed", seconds)
-                member.signal(signal.SIGKILL)
-                return
+        seconds = await member.silence.exceeds(lambda: self._timeouts[member.accepts])
+        log.error("API process: no sign of life for %.0f s; it is killed", seconds)
+        member.signal(signal.SIGKILL)
 
     async def _follow(self, member: ApiProcess) -> None:
         """Does what its reports say; a process whose reports cannot be read is killed."""

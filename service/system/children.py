@@ -5,6 +5,7 @@ Children run nothing from the current directory, and no other packages of the sa
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import logging
@@ -116,9 +117,9 @@ def wait_for_end_of_parent() -> None:
         pass
 
 
-MAX_COUNTED = 1.0
-"""Seconds between two checks that count as silence. The loop checks twice a second; a longer gap means that this
-process was paused or busy."""
+CHECK_SECONDS, MAX_COUNTED = 0.5, 1.0
+"""Seconds between two checks of a silence, and those that count of them: after a longer gap this process was paused or
+busy."""
 
 
 class Silence:
@@ -140,6 +141,12 @@ class Silence:
         now = self._clock()
         self._seconds += min(now - self._looked, MAX_COUNTED)
         self._looked = now
+        return self._seconds
+
+    async def exceeds(self, limit: Callable[[], float]) -> float:
+        """Wait until the silence is longer than `limit`, and return its seconds."""
+        while self.look() <= limit():  # noqa: ASYNC110 - it is about time
+            await asyncio.sleep(CHECK_SECONDS)
         return self._seconds
 
 

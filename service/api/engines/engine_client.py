@@ -103,7 +103,6 @@ class InFlightRequests:
 BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 STEADY_SECONDS = 60.0
 """An engine that ran longer than this resets the back-off."""
-HEARTBEAT_CHECK_SECONDS = 0.5
 STOPPED = "The engine stopped while the request was in progress; it is being restarted."
 
 
@@ -227,7 +226,7 @@ class EngineClient:
     @property
     def alive(self) -> bool:
         """Whether the engine runs and its last heartbeat is recent enough for what it is doing."""
-        return self._link is not None and not self._silent()
+        return self._link is not None and self._silence.look() <= self._longest_silence()
 
     @property
     def in_flight(self) -> int:
@@ -286,11 +285,12 @@ class EngineClient:
         """Run the engine once, from its start to its end; return how it ended."""
         self._link = link
         self._silence.end()
-        watchdog = asyncio.create_task(self._watch(link), name="engine-watchdog")
+        watchdog = asyncio.create_task(self._watch(link), name="engine-watchdog") if self._supervises else None
         try:
             return await link.run(self._on_outputs)
         finally:
-            watchdog.cancel()
+            if watchdog is not None:
+                watchdog.cancel()
             self._link = None
             if self.state is not None and self._supervises:
                 self.metrics.observe_end(self.state)
@@ -298,17 +298,14 @@ class EngineClient:
             self.requests.fail_all(unavailable(STOPPED, EngineLost))
             self._on_changed()
 
-    def _silent(self) -> bool:
+    def _longest_silence(self) -> float:
         serves = self.state is not None and self.state.phase == "ready" and not self.state.occupied
-        return self._silence.look() > (self.hang_timeout if serves else self.start_timeout)
+        return self.hang_timeout if serves else self.start_timeout
 
     async def _watch(self, link: EngineLink) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_CHECK_SECONDS)
-            if self._silent() and self._supervises:
-                log.error("%s: no sign of life for %.0f s; it is killed", self.name, self._silence.look())
-                link.kill()
-                return
+        seconds = await self._silence.exceeds(self._longest_silence)
+        log.error("%s: no sign of life for %.0f s; it is killed", self.name, seconds)
+        link.kill()
 
     # Outputs
 

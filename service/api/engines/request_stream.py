@@ -78,18 +78,18 @@ Request = ChatRequest | messages.SpeechRequest | messages.EncodeReference
 Delta = TypeVar("Delta", ChatDelta, SpeechDelta, messages.ReferenceEncoded)
 
 
+@dataclass(eq=False)
 class EngineError(Exception):
     """The engine did not answer a request. `status`: HTTP status for the client. `retry_after`: seconds."""
 
-    def __init__(
-        self, status: int, code: str, message: str, field: str | None = None, retry_after: float | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.field = field
-        self.retry_after = retry_after
+    status: int
+    code: str
+    message: str
+    field: str | None = None
+    retry_after: float | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class EngineLost(EngineError):
