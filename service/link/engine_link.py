@@ -11,7 +11,7 @@ import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -260,6 +260,7 @@ class EngineLink(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class ProcessLink:
     """An engine in a child process, over a Unix socket in a private directory. Its peer is the engine's supervisor: it
     may stop it and gets its metric events.
@@ -269,33 +270,26 @@ class ProcessLink:
         runs, and with None when it has ended.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        entry: str = ENTRY,
-        *,
-        begun: EngineProcess | None = None,
-        announce: Callable[[str | None], None] = lambda address: None,
-    ) -> None:
-        self.send: Callable[[Command], None] = discard
-        self._announce = announce
-        self._config = config
-        self._entry = entry
-        self._engine = begun
+    config: EngineConfig
+    entry: str = ENTRY
+    _: KW_ONLY
+    begun: EngineProcess | None = None
+    announce: Callable[[str | None], None] = lambda address: None
+    send: Callable[[Command], None] = field(default=discard, init=False)
 
     async def run(self, on_outputs: OnOutputs) -> str:
         async with AsyncExitStack() as opened:
-            opened.callback(self._announce, None)
+            opened.callback(self.announce, None)
             opened.callback(setattr, self, "send", discard)
             try:
-                engine = self._engine = self._engine or await EngineProcess.start(self._config, self._entry)
+                engine = self.begun = self.begun or await EngineProcess.start(self.config, self.entry)
                 opened.push_async_callback(engine.end)
                 socket = EngineSocket(engine.address, SUPERVISOR)
             except (OSError, zmq.ZMQError) as error:  # e.g. out of memory or descriptors: a later start may succeed
                 return f"the engine process could not be started: {error}"
             opened.callback(socket.close)
             self.send = socket.send
-            self._announce(engine.address)
+            self.announce(engine.address)
             reader = asyncio.create_task(socket.read(on_outputs))
             try:
                 return await self._wait_for_end(engine, reader)
@@ -321,10 +315,11 @@ class ProcessLink:
         return f"the engine process ended with {cause}"
 
     def kill(self) -> None:
-        if self._engine is not None:
-            self._engine.kill()
+        if self.begun is not None:
+            self.begun.kill()
 
 
+@dataclass(eq=False)
 class AttachedLink:
     """Implements EngineLink for an engine that another process has started; it reads until it is cancelled.
 
@@ -332,23 +327,22 @@ class AttachedLink:
     the reason if this process cannot communicate with the engine, and so is of no more use.
     """
 
-    def __init__(self, address: str, peer: str, fail: Callable[[str], None]) -> None:
-        self.send: Callable[[Command], None] = discard
-        self._address = address
-        self._peer = peer
-        self._fail = fail
+    address: str
+    peer: str
+    fail: Callable[[str], None]
+    send: Callable[[Command], None] = discard
 
     async def run(self, on_outputs: OnOutputs) -> str:
         try:
-            socket = EngineSocket(self._address, self._peer)
+            socket = EngineSocket(self.address, self.peer)
         except (OSError, zmq.ZMQError) as error:  # e.g. out of descriptors
-            self._fail(f"the engine could not be reached: {error}")
+            self.fail(f"the engine could not be reached: {error}")
             return "it could not be reached"
         self.send = socket.send
         try:
             await socket.read(on_outputs)
         except Exception as error:
-            self._fail(f"the engine's messages could not be read: {error}")
+            self.fail(f"the engine's messages could not be read: {error}")
         finally:
             self.send = discard
             socket.close()

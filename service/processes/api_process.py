@@ -78,7 +78,7 @@ class SupervisorConnection:
 
     async def _on_engine_news(self, news: EngineNews) -> None:
         client = self._server.context.engine.clients[news.engine]
-        if news.was_ready:
+        if news.restarts or news.address is None:
             client.tell_earlier_starts(news.restarts)
         await client.attach(None if news.address is None else AttachedLink(news.address, self._peer, self._server.fail))
 

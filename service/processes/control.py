@@ -104,8 +104,6 @@ class EngineNews(Struct, frozen=True):
     """Where it runs from now on; None: it has ended."""
     restarts: int
     """Number of its restarts so far."""
-    was_ready: bool
-    """Whether it has been ready, since this start or an earlier one."""
 
 
 class Collect(Struct, frozen=True):

@@ -79,10 +79,6 @@ class EngineProcesses:
         self.life = Engines(self._clients, metrics)
         """Starts and stops them."""
 
-    def was_ready(self, index: int) -> bool:
-        """Whether that engine has been ready, since its newest start or an earlier one."""
-        return self._clients[index].was_ready
-
     def send(self, command: Command) -> None:
         """Sends a command to all engines."""
         for client in self._clients:
@@ -105,8 +101,7 @@ class EngineProcesses:
         return merged([without_engines(page), *parts])
 
     def _tell(self, index: int, address: str | None) -> None:
-        client = self._clients[index]
-        self._announce(EngineNews(index, address, client.restarts, client.was_ready))
+        self._announce(EngineNews(index, address, self._clients[index].restarts))
 
 
 def _name(index: int, config: EngineConfig) -> str:
@@ -210,14 +205,6 @@ class ApiProcesses:
         for process in self._running.values():
             process.control.send(news)
 
-    def known(self) -> list[EngineNews]:
-        """What a process that starts now has to know of the engines. They may have become ready since their notices,
-        and one that hangs cannot say so itself."""
-        return [
-            msgspec.structs.replace(news, was_ready=self._engines.was_ready(index))
-            for index, news in self._news.items()
-        ]
-
     def end(self, number: int = signal.SIGTERM) -> None:
         """Sends all of them a signal; from now on none is replaced."""
         self._ending.set()
@@ -276,7 +263,7 @@ class ApiProcesses:
         try:
             assert process.stdin is not None
             process.stdin.write(config.line())
-            for news in self.known():
+            for news in self._news.values():
                 control.send(news)
             if self._ending.is_set():  # it was told to end while it was being started
                 member.signal(signal.SIGTERM)

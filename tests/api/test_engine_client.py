@@ -151,8 +151,8 @@ async def test_stop_leaves_no_process_and_no_socket(tmp_path: Path, monkeypatch:
         (directory,) = tmp_path.iterdir()
         assert directory.stat().st_mode & 0o777 == 0o700
         link = client._link
-        assert isinstance(link, ProcessLink) and link._engine is not None
-        process = link._engine.process
+        assert isinstance(link, ProcessLink) and link.begun is not None
+        process = link.begun.process
     assert process.returncode == 0
     assert list(tmp_path.iterdir()) == []
 

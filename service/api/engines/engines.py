@@ -198,12 +198,12 @@ class Engines:
         if not loads or self._stopping:
             return self._awaited.submit(request)  # raises EngineError with the reason
         group = RequestGroup() if group is None else group
-        if not (loads := {index: load for index, load in loads.items() if group.may_have(index)}):
+        if not (loads := _allowed(loads, group)):
             raise unavailable(STOPPED)
         index, reason = choose(request, loads)
         stream = self.clients[index].submit(request, group)
         stream.note_sent(index)
-        self._count("moved" if group.lost else reason)
+        self._count("moved" if group.closed else reason)
         return stream
 
     def send(self, command: Command) -> None:
@@ -226,13 +226,12 @@ class Engines:
         """Give a request to an engine that has not had it. False if there is none, or if that would not help."""
         assert stream.engine is not None
         if isinstance(error, EngineLost):
-            stream.group.lost.add(stream.engine)
+            stream.group.closed.add(stream.engine)
         elif error.code in MOVABLE:
             stream.group.note_refused(stream.engine)
         else:
             return False
-        untried = {index: load for index, load in self._loads().items() if index not in stream.tried}
-        loads = {index: load for index, load in untried.items() if stream.group.may_have(index)}
+        loads = _allowed(self._loads(), stream.group)
         if self._stopping or not loads:
             return False
         index, _ = choose(stream.request, loads)
@@ -243,6 +242,10 @@ class Engines:
 
     def _count(self, reason: str) -> None:
         self._metrics.observe("engine_choices_total", reason=reason)
+
+
+def _allowed(loads: dict[int, Load], group: RequestGroup) -> dict[int, Load]:
+    return {index: load for index, load in loads.items() if group.may_have(index)}
 
 
 def _slack(state: EngineState | None) -> float | None:

@@ -106,19 +106,20 @@ class RequestGroup:
     def __init__(self) -> None:
         self._requests = Counter[int]()
         """Number of its requests by index of the engine that has or had them. What an engine refused does not count."""
-        self.lost: set[int] = set()
-        """Engines that ended with requests of the group."""
+        self.closed: set[int] = set()
+        """Engines that ended with requests of the group, or refused one."""
 
     def note_sent(self, engine: int) -> None:
         self._requests[engine] += 1
 
     def note_refused(self, engine: int) -> None:
         self._requests[engine] -= 1
+        self.closed.add(engine)
 
     def may_have(self, engine: int) -> bool:
         """Whether an engine may get a request of the group."""
         engines = +self._requests
-        return engine not in self.lost and (engine in engines or len(engines) < MOST_ENGINES)
+        return engine not in self.closed and (engine in engines or len(engines) < MOST_ENGINES)
 
 
 @dataclass(eq=False)
@@ -142,7 +143,6 @@ class RequestStream(Generic[Delta]):
     """Why the request failed. A reader gets the deltas that came before it first."""
     engine: int | None = None
     """Index of the engine that has the request (engines.py)."""
-    tried: set[int] = field(default_factory=set)
     ended: bool = False
     _pending: list[Delta] = field(default_factory=list)
     _reader: asyncio.Future[None] | None = None
@@ -150,7 +150,6 @@ class RequestStream(Generic[Delta]):
 
     def note_sent(self, engine: int) -> None:
         self.engine = engine
-        self.tried.add(engine)
         self.group.note_sent(engine)
 
     def __aiter__(self) -> RequestStream[Delta]:
@@ -197,7 +196,7 @@ class RequestStream(Generic[Delta]):
 
     def fail(self, error: EngineError) -> None:
         if isinstance(error, EngineLost) and self.engine is not None:
-            self.group.lost.add(self.engine)
+            self.group.closed.add(self.engine)
         self.error = error
         self.ended = True
         if self.trace is not None:
