@@ -77,10 +77,8 @@ class SupervisorConnection:
         self._server.fail(f"the supervisor's notices cannot be followed: {problem}")
 
     async def _on_engine_news(self, news: EngineNews) -> None:
-        client = self._server.context.engine.clients[news.engine]
-        if news.restarts or news.address is None:
-            client.tell_earlier_starts(news.restarts)
-        await client.attach(None if news.address is None else AttachedLink(news.address, self._peer, self._server.fail))
+        link = None if news.address is None else AttachedLink(news.address, self._peer, self._server.fail)
+        await self._server.context.engine.clients[news.engine].attach(link, news.restarts)
 
     def _families(self) -> Families:
         observe_life(self._server.context)

@@ -154,9 +154,12 @@ class EngineClient:
         if self.make_link is not None:
             self._task = asyncio.create_task(self._supervise(self.make_link), name=self.name)
 
-    async def attach(self, link: EngineLink | None) -> None:
-        """Follow a start of an engine that another process supervises, in place of the one before, which has ended.
-        None: there is none now."""
+    async def attach(self, link: EngineLink | None, restarts: int = 0) -> None:
+        """Follow a start of an engine that another process supervises and has restarted so often, in place of the one
+        before, which has ended. None: there is none now, but there was one that was ready."""
+        self.restarts = restarts
+        self.was_ready = self.was_ready or link is None or restarts > 0
+        self._on_changed()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -167,12 +170,6 @@ class EngineClient:
     @property
     def _supervises(self) -> bool:
         return self.make_link is not None
-
-    def tell_earlier_starts(self, restarts: int) -> None:
-        """Record the past of an engine that another process supervises: it was ready before, and was restarted this
-        many times."""
-        self.was_ready, self.restarts = True, restarts
-        self._on_changed()
 
     def _on_changed(self) -> None:
         self._changed.set()
