@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, UnsetType
 
 from service.api.tracing import EngineTrace
@@ -124,7 +123,7 @@ class RequestGroup:
 
 @dataclass(eq=False)
 class RequestStream(Generic[Delta]):
-    """Deltas of one request, in order. Deltas that a reader has not taken yet are merged into one.
+    """Deltas of one request, in order. Those of a chat that a reader has not taken yet are merged into one.
 
     Iteration ends after the last delta and raises EngineError when the request fails. `aclose` aborts a request that
     has not ended; use contextlib.aclosing. To see each delta as it arrives, set `on_update` and call `take` in it.
@@ -163,8 +162,9 @@ class RequestStream(Generic[Delta]):
                 raise StopAsyncIteration
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        merged, self._pending = merge(self._pending)
-        return merged
+        if len(self._pending) == 1 or not isinstance(self._pending[0], ChatDelta):
+            return self._pending.pop(0)
+        return cast(Delta, merge(cast(list[ChatDelta], self.take())))
 
     def take(self) -> list[Delta]:
         """The deltas since the last call, not merged."""
@@ -210,31 +210,12 @@ class RequestStream(Generic[Delta]):
             self._reader.set_result(None)
 
 
-def merge(deltas: list[Delta]) -> tuple[Delta, list[Delta]]:
-    """Merge as many of the first deltas as one delta can hold; return it and the rest."""
-    first, rest = deltas[0], deltas[1:]
-    if not rest:
-        return first, rest
-    if isinstance(first, ChatDelta):
-        chat = cast(list[ChatDelta], deltas)
-        merged = msgspec.structs.replace(
-            chat[-1],
-            token_ids=tuple(token for delta in chat for token in delta.token_ids),
-            infos=tuple(info for delta in chat for info in delta.infos),
-            cached_tokens=max(delta.cached_tokens for delta in chat),
-            times=first.times,
-            hidden=next((delta.hidden for delta in chat if delta.hidden is not None), None),
-        )
-        return cast(Delta, merged), []
-    if isinstance(first, SpeechDelta):
-        speech = cast(list[SpeechDelta], deltas)
-        count = next((n for n, delta in enumerate(speech, 1) if delta.segment_done or delta.finished), len(speech))
-        merged_audio = msgspec.structs.replace(
-            speech[count - 1],
-            audio=np.concatenate([delta.audio for delta in speech[:count]]),
-            segment=first.segment,
-            truncated=any(delta.truncated for delta in speech[:count]),
-            times=first.times,
-        )
-        return cast(Delta, merged_audio), deltas[count:]
-    return first, rest
+def merge(deltas: Sequence[ChatDelta]) -> ChatDelta:
+    return msgspec.structs.replace(
+        deltas[-1],
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+        infos=tuple(info for delta in deltas for info in delta.infos),
+        cached_tokens=max(delta.cached_tokens for delta in deltas),
+        times=deltas[0].times,
+        hidden=next((delta.hidden for delta in deltas if delta.hidden is not None), None),
+    )
