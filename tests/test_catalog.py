@@ -51,7 +51,7 @@ def test_aliases() -> None:
     assert load(str(GOLDEN), served_model_name=["a", "b"]).models[0].names == ("a", "b")
     other = str(GOLDEN.parent / "minicpmv_2_5")
     catalog = load(str(GOLDEN), other, served_model_name=[f"{GOLDEN}=first,one", f"{other}=second"])
-    assert catalog.names() == ["first", "one", "second"]
+    assert [model.names for model in catalog.models] == [("first", "one"), ("second",)]
 
 
 def test_two_models_of_one_name_are_refused() -> None:

@@ -117,9 +117,6 @@ class Catalog:
         """The first model for a task."""
         return next((model for model in self.models if model.task == task), None)
 
-    def names(self) -> list[str]:
-        return list(self._by_name)
-
     def load_processors(self) -> None:
         """Reads all processors that have not been read yet. CheckpointError names the file that is invalid."""
         for model in self.models:
