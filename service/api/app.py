@@ -28,16 +28,13 @@ from service.api.engines.shared_usage import UsageRow
 from service.api.http import openapi as docs_page
 from service.api.http.admission import Admission
 from service.api.http.errors import install_error_handlers
-from service.api.http.json_body import prepare
 from service.api.http.middleware import Guards, HostRule, KeyRing, RequestMiddleware
 from service.api.http.openapi import install_openapi
 from service.api.http.page import page_router
 from service.api.realtime import websocket as realtime
-from service.api.realtime.schema import AnyClientEvent
 from service.api.speech import route as speech
 from service.api.speech import voices
 from service.api.speech import websocket as speech_stream
-from service.api.speech.schema import SpeechRequestBody
 from service.api.speech.voices import lora_voices, make_voices
 from service.api.spoken_text.lexicon import Lexicon, load_lexicon
 from service.api.tracing import tracing_from
@@ -189,8 +186,6 @@ def media_limits(settings: Settings) -> MediaLimits:
 
 def create_app(context: ServerContext) -> FastAPI:
     settings = context.settings
-    prepare(ChatRequestBody, responses.ResponsesBody, chat.CompletionBody, embeddings.EmbeddingsBody)
-    prepare(SpeechRequestBody, AnyClientEvent, speech_stream.ClientMessage)
     app = FastAPI(
         title="Reprise",
         description="Chat with images and videos, and text to speech, over OpenAI's API.",
