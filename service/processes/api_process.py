@@ -15,7 +15,7 @@ from service.api.engines.engines import Engines
 from service.api.health_routes import observe_life
 from service.hub.catalog import Catalog
 from service.link.engine_link import AttachedLink
-from service.metrics.page import Families, families, of_any_process, text
+from service.metrics.page import families
 from service.processes.control import (
     ALIVE_SECONDS,
     WORK_KINDS,
@@ -68,7 +68,8 @@ class SupervisorConnection:
                     case EngineNews():
                         await self._on_engine_news(notice)
                     case Collect():
-                        self._control.send(Snapshot(self._families()))
+                        observe_life(self._server.context)
+                        self._control.send(Snapshot(families(self._server.context.metrics.registry)))
                     case Page() if self._page is not None:
                         self._page.set_result(notice.text)
                         self._page = None
@@ -80,10 +81,6 @@ class SupervisorConnection:
         link = None if news.address is None else AttachedLink(news.address, self._peer, self._server.fail)
         await self._server.context.engine.clients[news.engine].attach(link, news.restarts)
 
-    def _families(self) -> Families:
-        observe_life(self._server.context)
-        return families(self._server.context.metrics.registry)
-
     async def report_alive(self) -> None:
         """Reports until cancelled. The supervisor kills a process whose event loop has stopped (ApiProcesses)."""
         while True:
@@ -91,16 +88,12 @@ class SupervisorConnection:
             await asyncio.sleep(ALIVE_SECONDS)
 
     async def scrape(self) -> bytes:
-        """The metrics of all processes, in Prometheus's text format. Those that any process knows, if the supervisor
-        does not answer: sums without the others would look like restarts."""
+        """The metrics of all processes, in Prometheus's text format. TimeoutError if the supervisor does not answer:
+        sums without the others would look like restarts."""
         if self._page is None:
             self._page = asyncio.get_running_loop().create_future()
             self._control.send(Scrape())
-        try:
-            return await asyncio.wait_for(asyncio.shield(self._page), ANSWER_SECONDS)
-        except TimeoutError:
-            log.error("the supervisor does not answer; /metrics lacks what only all processes know together")
-            return text(of_any_process(self._families()))
+        return await asyncio.wait_for(asyncio.shield(self._page), ANSWER_SECONDS)
 
 
 async def serve(config: ApiConfig) -> int:
