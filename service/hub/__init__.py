@@ -37,10 +37,7 @@ def embedded() -> dict[str, Path]:
 
 
 def locate(
-    model: str,
-    revision: str | None = None,
-    load_format: LoadFormat = "published",
-    report: Callable[[str], None] = lambda line: None,
+    model: str, load_format: LoadFormat = "published", report: Callable[[str], None] = lambda line: None
 ) -> Checkpoint:
     """The checkpoint that `model` names: a directory, a name of an embedded model, HUB_ID or HUB_ID@REVISION. Downloads
     what is not cached.
@@ -65,7 +62,7 @@ def locate(
     from service.hub.download import obtain
 
     try:
-        directory = obtain(source, pinned or revision, load_format, report)
+        directory = obtain(source, pinned or None, load_format, report)
     except CheckpointError as error:
         if source.startswith(f"{OWNER}/"):
             raise CheckpointError(f"{error}; the embedded models are {' and '.join(embedded())}") from error
