@@ -169,13 +169,6 @@ def new_pages(call: str) -> int:
     return int(child.stdout)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's thresholds")
 def test_a_thread_takes_no_new_pages_for_pictures_of_one_size() -> None:
     given_back = new_pages("pass")
     assert 10 * new_pages("keep_freed_memory()") < given_back
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_numpy_has_no_threads_that_spin() -> None:
-    code = "import os, service, numpy; print(len(os.listdir('/proc/self/task')))"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True, env={"PATH": "/bin"}) == "1\n"

@@ -96,8 +96,6 @@ def test_a_file_means_what_flags_mean(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("".join(f"{name}: {text}\n" for name, text in written.items()) + "model: [1e5]\nlexicon: null\n")
     assert load_settings(config=file) == load_settings({**written, "model": ["1e5"]})
-    file.write_text("<<: {max_n: 3}\nport: 1\n")
-    assert load_settings(config=file).max_n == 3
 
 
 def test_unknown_keys_of_a_file_are_named(tmp_path: Path) -> None:
@@ -137,7 +135,7 @@ def test_what_is_wrong_with_a_value_is_said_in_plain_words() -> None:
 
 
 def test_a_file_that_does_not_fit_is_named_with_the_place(tmp_path: Path) -> None:
-    """Of what is no YAML, no mapping, or sets a setting twice."""
+    """Of what is no YAML, or no mapping."""
     file = tmp_path / "bad.yaml"
     for text, said in rows(__file__, "refused_files.jsonl"):
         file.write_text(text)

@@ -9,22 +9,16 @@ import os
 from unittest.mock import patch
 
 from service.cli.main import main
-from service.link import engine_link
 from service.link.config import Channel, EngineConfig
+from service.link.engine_link import EngineProcess
 
 PROGRAM = ("benchmarks.servers.small_gpu", "serve")
 GPU_BYTES = "SMALL_GPU_BYTES"
 
 
-def prepare(config: EngineConfig) -> None:
-    from service.engine import start  # torch, which the API process does not import
-
-    start.prepare(config)
-
-
 def engine(config: EngineConfig, channel: Channel) -> None:
     """What an engine's process runs in place of service.engine.start.serve."""
-    import torch
+    import torch  # which the API process does not import
 
     from service.engine import start
 
@@ -37,6 +31,6 @@ def engine(config: EngineConfig, channel: Channel) -> None:
 
 
 if __name__ == "__main__":
-    started, entry = engine_link.start_engine_process, "benchmarks.servers.small_gpu:engine"
-    with patch.object(engine_link, "start_engine_process", lambda config, address, _: started(config, address, entry)):
+    start, entry = EngineProcess.start, "benchmarks.servers.small_gpu:engine"
+    with patch.object(EngineProcess, "start", lambda config, _: start(config, entry)):
         main()

@@ -38,8 +38,8 @@ TARGETS = "/metrics/targets"
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 MOST_TRIES, MOST_LOSSES = 3, 2
 """Replicas that a request is offered to one after the other, and of them those that may end while they have it."""
-LEAVING = frozenset({"draining", "shutting_down"})
-"""Refusals of a replica that ends once it is done with what it has, as when all are replaced."""
+LEAVING = "shutting_down"
+"""Refusal of a replica that ends once it is done with what it has, as when all are replaced."""
 LEAVING_SECONDS = 3 * LISTING_TIMEOUT
 """For how long another replica is looked for when the only one that is known is leaving: on a busy host a listing takes
 seconds."""
@@ -227,10 +227,10 @@ class Front:
             while len(first) < LONGEST_REFUSAL and (piece := await anext(rest, b"")):
                 first += piece
             code = _code(first)
-            if code in LEAVING:
+            if code == LEAVING:
                 await self._replicas.find_others(tries.replicas, LEAVING_SECONDS)
             if self._replicas.others(tries.replicas):
-                if code == "overloaded" or code in LEAVING:
+                if code in ("overloaded", LEAVING):
                     raise _Refused(code)
                 if code == "engine_unavailable":
                     raise httpx.RemoteProtocolError("the replica's engine is gone")

@@ -28,16 +28,13 @@ from service.api.engines.shared_usage import UsageRow
 from service.api.http import openapi as docs_page
 from service.api.http.admission import Admission
 from service.api.http.errors import install_error_handlers
-from service.api.http.json_body import prepare
 from service.api.http.middleware import Guards, HostRule, KeyRing, RequestMiddleware
 from service.api.http.openapi import install_openapi
 from service.api.http.page import page_router
 from service.api.realtime import websocket as realtime
-from service.api.realtime.schema import AnyClientEvent
 from service.api.speech import route as speech
 from service.api.speech import voices
 from service.api.speech import websocket as speech_stream
-from service.api.speech.schema import SpeechRequestBody
 from service.api.speech.voices import lora_voices, make_voices
 from service.api.spoken_text.lexicon import Lexicon, load_lexicon
 from service.api.tracing import tracing_from
@@ -92,8 +89,8 @@ def create_metrics(catalog: Catalog) -> Metrics:
     return metrics
 
 
-def create_engine(settings: Settings, metrics: Metrics, make_link: Callable[[], EngineLink]) -> EngineClient:
-    """A client of the only engine, which this process starts and watches."""
+def create_engine(settings: Settings, metrics: Metrics, make_link: Callable[[], EngineLink] | None) -> EngineClient:
+    """A client of an engine, which this process starts and watches unless make_link is None."""
     return EngineClient(make_link, metrics, hang_timeout=settings.hang_timeout, start_timeout=START_TIMEOUT)
 
 
@@ -189,8 +186,6 @@ def media_limits(settings: Settings) -> MediaLimits:
 
 def create_app(context: ServerContext) -> FastAPI:
     settings = context.settings
-    prepare(ChatRequestBody, responses.ResponsesBody, chat.CompletionBody, embeddings.EmbeddingsBody)
-    prepare(SpeechRequestBody, AnyClientEvent, speech_stream.ClientMessage)
     app = FastAPI(
         title="Reprise",
         description="Chat with images and videos, and text to speech, over OpenAI's API.",
@@ -271,9 +266,7 @@ async def _lifespan(context: ServerContext) -> AsyncIterator[None]:
 
 
 async def _load_processors(context: ServerContext) -> None:
-    """Load tokenizers and processors once the engine process runs. This blocks this process for seconds, while the
-    engine loads its weights."""
-    await context.engine.wait_launched()
+    """Load tokenizers and processors, which takes seconds, while the engine loads its weights."""
     try:
         await asyncio.to_thread(context.catalog.load_processors)
     except CheckpointError as error:

@@ -90,12 +90,9 @@ class ServerContext:
     draining: bool = False
     """Whether the server is shutting down and accepts no new requests."""
     drain_begun: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the engine accepts no more requests; then idle WebSockets are closed."""
+    """Set when no more connections are accepted; then idle WebSockets are closed."""
     open_sockets: int = 0
     """Open WebSockets, also those over which nothing is being answered."""
-    unvoiced: set[object] = field(default_factory=set)
-    """Spoken answers whose first words have not been sent to the speech model yet; the engine starts to drain only once
-    there are none."""
     history: History = field(default_factory=History)
     """Of this process's metrics; empty where there are several API processes."""
     scrape: Callable[[], Awaitable[bytes]] | None = None

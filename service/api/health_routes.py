@@ -57,7 +57,7 @@ class Background(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """engine: phase of the engine (starting, loading, capturing, ready, draining, down, failed). engines: phase
+    """engine: phase of the engine (starting, loading, capturing, ready, down, failed). engines: phase
     of each, if there are several; status is ok as long as one is alive."""
 
     status: Literal["ok", "engine_down"]

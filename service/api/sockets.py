@@ -85,21 +85,17 @@ async def run_session(
 
 
 class Inbox:
-    """Messages of a client, read ahead of the session that handles them: at most `most`. When it is full, the transport
-    holds back a client that writes too fast. The bytes of large messages are charged to `ticket` until the session asks
-    for the one after."""
+    """Messages of a client, one of which is read ahead: until it is taken, the transport holds back a client that
+    writes too fast. The bytes of large messages are charged to `ticket` until the session asks for the one after."""
 
-    def __init__(self, socket: WebSocket, ticket: Ticket, most: int) -> None:
+    def __init__(self, socket: WebSocket, ticket: Ticket) -> None:
         self._socket = socket
         self._ticket = ticket
-        self._waiting: asyncio.Queue[tuple[str | bytes | ApiError | None, int]] = asyncio.Queue(most)
-        """Messages and what they are charged with, ApiError for one that the server has no room for, None when the
-        client has gone."""
-        self._handled = 0
-        self.goodbye = False
+        self._charged = self._taken = 0
+        """What the message that was read ahead, and the one that the session has, are charged with."""
+        self._goodbye = False
         """Whether the client has closed the socket because it is done, and has not just vanished."""
-        self._reader = asyncio.create_task(self._read())
-        self._asked: asyncio.Task[str | bytes | None] | None = None
+        self._reading = asyncio.create_task(self._read())
 
     async def next_during(
         self, context: ServerContext, work: asyncio.Task[None] | None, idle: float | None, *, busy: bool
@@ -107,63 +103,50 @@ class Inbox:
         """Return the next message; None if `work` has ended before it came, or none came for `idle` seconds.
 
         Raises StreamClosed at a shutdown without work, and when a client that is done has closed the socket; if it has
-        while the session was busy, or has gone, WebSocketDisconnect.
+        while the session was busy, or has gone, WebSocketDisconnect; ApiError 503 when the server has no room for the
+        message.
         """
-        self._asked = self._asked or asyncio.create_task(self.next())
+        self._ticket.adjust(-self._taken)
+        self._taken = 0
         other: asyncio.Task[Any] = work or asyncio.create_task(context.drain_begun.wait())
         try:
-            await asyncio.wait({self._asked, other}, timeout=idle, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({self._reading, other}, timeout=idle, return_when=asyncio.FIRST_COMPLETED)
             if other.done() and work is None:
                 raise StreamClosed(GOING_AWAY, "shutting down")
         finally:
             if work is None:
                 other.cancel()
-        if not self._asked.done() or other.done():
+        if not self._reading.done() or other.done():
             return None
-        message, self._asked = self._asked.result(), None
-        if message is None:
-            raise StreamClosed if self.goodbye and not busy else WebSocketDisconnect
-        return message
-
-    async def next(self) -> str | bytes | None:
-        """The next message; None when the client has gone. ApiError 503 when the server has no room for it."""
-        self._ticket.adjust(-self._handled)
-        self._handled = 0
-        message, self._handled = await self._waiting.get()
-        if isinstance(message, ApiError):
-            raise message
+        if (message := self._reading.result()) is None:
+            raise StreamClosed if self._goodbye and not busy else WebSocketDisconnect
+        self._taken, self._charged = self._charged, 0
+        self._reading = asyncio.create_task(self._read())
         return message
 
     async def wait(self, work: asyncio.Task[None]) -> None:
-        """Until `work` has ended. WebSocketDisconnect if the client goes meanwhile."""
-        await asyncio.wait({work, self._reader}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done() and self._reader.result():
+        """Until `work` has ended. WebSocketDisconnect if the client goes meanwhile without another message."""
+        await asyncio.wait({work, self._reading}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done() and self._reading.result() is None:
             raise WebSocketDisconnect
         await asyncio.wait({work})
 
     async def close(self) -> None:
-        tasks = [task for task in (self._reader, self._asked) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
 
-    async def _read(self) -> bool:
-        """Return whether the client has gone; otherwise the server has no room."""
-        while True:
-            received = await self._socket.receive()
-            if received["type"] == "websocket.disconnect":
-                # A lost connection has 1005, too, but no reason, not even an empty one.
-                self.goodbye = received.get("code") in GOODBYES and "reason" in received
-                await self._waiting.put((None, 0))
-                return True
-            message = received.get("text") or received.get("bytes") or b""
-            charged = len(message) if len(message) > FREE_BYTES else 0
-            try:
-                self._ticket.grow(size=charged)
-            except ApiError as error:
-                await self._waiting.put((error, 0))
-                return False
-            await self._waiting.put((message, charged))
+    async def _read(self) -> str | bytes | None:
+        """The next message; None when the client has gone."""
+        received = await self._socket.receive()
+        if received["type"] == "websocket.disconnect":
+            # A lost connection has 1005, too, but no reason, not even an empty one.
+            self._goodbye = received.get("code") in GOODBYES and "reason" in received
+            return None
+        message: str | bytes = received.get("text") or received.get("bytes") or b""
+        charged = len(message) if len(message) > FREE_BYTES else 0
+        self._ticket.grow(size=charged)
+        self._charged = charged
+        return message
 
 
 def as_text(message: msgspec.Struct) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from service.link.messages import ChatDelta, PhaseTimes, ReferenceEncoded, SpeechDelta, StepCounts
+from service.link.messages import ChatDelta, PhaseTimes, ReferenceEncoded, SpeechDelta
 from service.settings.reading import SettingsError
 
 if TYPE_CHECKING:
@@ -90,9 +90,6 @@ class RequestTrace:
             _fail(span, error)
         span.end(self._wall(end))
 
-    def event(self, name: str, at: float) -> None:
-        self._span.add_event(name, timestamp=self._wall(at))
-
     def end(self, status: int, model: str, outcome: str, notes: Mapping[str, object]) -> None:
         """notes: further facts, as in the access log."""
         self._span.set_attributes(
@@ -119,39 +116,28 @@ class EngineTrace:
         self._request_id = request_id
         self._submitted = time.monotonic()
         self._times: PhaseTimes | None = None
-        self._ended = False
+        self._last: ChatDelta | SpeechDelta | ReferenceEncoded | None = None
 
-    def deliver(self, delta: ChatDelta | SpeechDelta | ReferenceEncoded, *, last: bool) -> None:
-        if isinstance(delta, ReferenceEncoded):
-            self._ended = True
-            self._phase("reference", self._submitted, time.monotonic())
-            return
-        if delta.times is not None and self._times is None:
-            self._begin(delta.times, "first_token" if isinstance(delta, ChatDelta) else "first_audio")
-        if last:
-            self.end(steps=delta.steps)
+    def note(self, delta: ChatDelta | SpeechDelta | ReferenceEncoded) -> None:
+        self._last = delta
+        self._times = self._times or getattr(delta, "times", None)
 
-    def end(self, error: str | None = None, *, steps: StepCounts | None = None) -> None:
-        """End the request in whatever phase it is. error: the code of its failure, or "aborted". Later calls do
-        nothing."""
-        if self._ended:
-            return
-        self._ended = True
-        now = time.monotonic()
-        if self._times is None:
+    def end(self, error: str | None = None) -> None:
+        """Add the phases of a request that has ended. error: the code of its failure, or "aborted"."""
+        now, times = time.monotonic(), self._times
+        if isinstance(self._last, ReferenceEncoded):
+            self._phase("reference", self._submitted, now)
+        elif times is None or self._last is None:
             self._phase("queue", self._submitted, now, error=error or "ended")
         else:
+            begin = times.scheduled if times.encoder is None else min(times.scheduled, times.encoder[0])
+            self._phase("queue", self._submitted, begin)
+            if times.encoder is not None:
+                self._phase("encoder", *times.encoder)
+            self._phase("prefill", times.scheduled, times.computed)
+            steps = self._last.steps
             counts = {} if steps is None else {"steps": steps.steps, "steps_replayed": steps.replayed}
-            self._phase("decode", self._times.computed, now, error=error, **counts)
-
-    def _begin(self, times: PhaseTimes, first: str) -> None:
-        self._times = times
-        begin = times.scheduled if times.encoder is None else min(times.scheduled, times.encoder[0])
-        self._phase("queue", self._submitted, begin)
-        if times.encoder is not None:
-            self._phase("encoder", *times.encoder)
-        self._phase("prefill", times.scheduled, times.computed)
-        self._trace.event(first, time.monotonic())
+            self._phase("decode", times.computed, now, error=error, **counts)
 
     def _phase(self, name: str, begin: float, end: float, *, error: str | None = None, **attributes: int) -> None:
         self._trace.phase(name, begin, end, error=error, request=self._request_id, **attributes)

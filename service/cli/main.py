@@ -142,7 +142,7 @@ def _serve(settings: Settings) -> int:
             packages.check_installed()
             listener = bind(settings)
             catalog = load_catalog(settings, log.info)
-            standbys = runner.run(begin_engines(engine_configs(settings, catalog, engine_gpus(settings))))
+            starts = runner.run(begin_engines(engine_configs(settings, catalog, engine_gpus(settings))))
             check = packages.begin_check()
             # The engine processes import torch while this one imports the rest of the server.
             from service.processes.server import prepare_process, serve
@@ -155,9 +155,9 @@ def _serve(settings: Settings) -> int:
             settings = with_count(settings, processes)
         prepare_process()
         if supervised(settings):
-            status = runner.run(Supervisor(settings, catalog, listener, standbys).run())
+            status = runner.run(Supervisor(settings, catalog, listener, starts).run())
         else:
-            status = runner.run(serve(settings, catalog, listener, standbys))
+            status = runner.run(serve(settings, catalog, listener, starts))
         end_soon(status)
         return status
 

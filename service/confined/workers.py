@@ -189,11 +189,6 @@ class WorkerPool:
         self.workers_lost = 0
         """Workers that died or were killed during a job."""
 
-    def start(self) -> None:
-        """Starts the processes before the first job; otherwise each starts with the first job that needs it."""
-        while len(self._idle) < self.size:
-            self._idle.append(Worker(self._limits, self._program))
-
     async def run(self, job: Callable[[WorkerChannel], T]) -> T:
         """Runs `job` in a thread with a worker of its own; waits for a free one first.
 

@@ -28,7 +28,6 @@ from service.link.messages import (
     Abort,
     ChatRequest,
     Command,
-    Drain,
     EncodeReference,
     EngineState,
     Failed,
@@ -277,9 +276,6 @@ class Engine:
                 if worker is None:
                     message = f"model {command.model!r} is not hosted here"
                     self._refused.append(Failed(command.request_id, 404, "model_not_found", message, "model"))
-                elif self._phase == "draining":
-                    message = "the server is shutting down"
-                    self._refused.append(Failed(command.request_id, 503, "draining", message, retry_after=5.0))
                 elif isinstance(command, ChatRequest) and command.live and self._gathers(worker):
                     self._gathered_at = self._gathered_at if self._gathered else self._clock()
                     self._gathered.append(command)
@@ -289,8 +285,6 @@ class Engine:
                 self._gathered = [one for one in self._gathered if one.request_id != command.request_id]
                 for worker in self.workers.values():
                     worker.control(command)
-            case Drain():
-                self._phase = "draining"
             case Stop():
                 self._stopped = True
 

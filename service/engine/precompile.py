@@ -98,7 +98,6 @@ _SAME_KERNELS: dict[str, Any] = {
     "index": None,
     "sharers": 1,
     "restarted": False,
-    "stood_by": False,
     "log_level": "info",
     "log_format": "text",
 }

@@ -8,18 +8,15 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 
 import msgspec
 import torch
 
 from models.checkpoints.registry import Family, family_of, resolve
-from models.layers import kernels
 from models.layers.kernels.gpu import LEAST_CAPABILITY, current_gpu
 from service.engine.core.worker import ModelWorker, StartPhases, WorkerContext
 from service.engine.engine import Engine
@@ -48,7 +45,7 @@ def serve(config: EngineConfig, channel: Channel) -> None:
     torch.set_num_threads(num_threads(config))
     log.info("threads on the host: %d", torch.get_num_threads())
     observations = Observations()
-    if (age := 0.0 if config.stood_by else process_age()) is not None:
+    if (age := process_age()) is not None:
         StartPhases(observations).add("process", age)
     compilations = Compilations(observations)
     with torch.inference_mode(), engine_stream(device), compilations.counted(device):
@@ -58,21 +55,6 @@ def serve(config: EngineConfig, channel: Channel) -> None:
         gc.collect()
         gc.freeze()
         engine.run()
-
-
-def prepare(config: EngineConfig) -> None:
-    """Imports what `serve` will need for its models, in a process that waits to become the engine. It does not touch
-    the GPU, on which another engine may serve."""
-    paths = set[str]()
-    for model in config.models:
-        family = family_of(Path(model.directory))
-        paths |= {family.model, family.processor, WORKERS[family.kind]}
-    for path in sorted(paths):
-        resolve(path)
-    if config.device != "cpu" and (config.restarted or torch.cuda.is_available()):
-        with suppress(ImportError):
-            for module in iter_modules(kernels.__path__, f"{kernels.__name__}."):
-                import_module(module.name)
 
 
 def build_engine(config: EngineConfig, channel: Channel, device: torch.device, observations: Observations) -> Engine:

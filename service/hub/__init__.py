@@ -31,21 +31,13 @@ class Checkpoint:
     revision: str | None = None
 
 
-def embedded(model: str) -> Path | None:
-    """The directory of a model inside the package, by the name under which it is served."""
-    return _embedded().get(model)
-
-
-def _embedded() -> dict[str, Path]:
-    """The directories of the models inside the package by name."""
+def embedded() -> dict[str, Path]:
+    """The directories of the models inside the package, by the name under which each is served."""
     return {f"{OWNER}/{path.parent.name}": path.parent for path in sorted(EMBEDDED.glob("*/config.json"))}
 
 
 def locate(
-    model: str,
-    revision: str | None = None,
-    load_format: LoadFormat = "published",
-    report: Callable[[str], None] = lambda line: None,
+    model: str, load_format: LoadFormat = "published", report: Callable[[str], None] = lambda line: None
 ) -> Checkpoint:
     """The checkpoint that `model` names: a directory, a name of an embedded model, HUB_ID or HUB_ID@REVISION. Downloads
     what is not cached.
@@ -60,7 +52,7 @@ def locate(
         return Checkpoint(model, path.resolve())
     if model and path.is_file():
         raise CheckpointError(f"{model}: a file, not a directory: name the directory with config.json and the weights")
-    if (directory := embedded(model)) is not None:
+    if (directory := embedded().get(model)) is not None:
         return Checkpoint(model, directory)
     source, _, pinned = model.partition("@")
     if not HUB_ID.fullmatch(source):
@@ -70,10 +62,10 @@ def locate(
     from service.hub.download import obtain
 
     try:
-        directory = obtain(source, pinned or revision, load_format, report)
+        directory = obtain(source, pinned or None, load_format, report)
     except CheckpointError as error:
         if source.startswith(f"{OWNER}/"):
-            raise CheckpointError(f"{error}; the embedded models are {' and '.join(_embedded())}") from error
+            raise CheckpointError(f"{error}; the embedded models are {' and '.join(embedded())}") from error
         if path.parent != Path() and path.parent.is_dir():  # it may have been meant as a path
             raise CheckpointError(f"{error}; there is no directory {path}") from error
         raise

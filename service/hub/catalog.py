@@ -117,9 +117,6 @@ class Catalog:
         """The first model for a task."""
         return next((model for model in self.models if model.task == task), None)
 
-    def names(self) -> list[str]:
-        return list(self._by_name)
-
     def load_processors(self) -> None:
         """Reads all processors that have not been read yet. CheckpointError names the file that is invalid."""
         for model in self.models:
@@ -135,7 +132,7 @@ def load_catalog(settings: Settings, report: Callable[[str], None] = lambda line
     for source in sources:
         report(f"{source}: locating")
         checkpoint = locate(source, load_format=settings.load_format, report=report)
-        demo = not settings.model or embedded(source) == checkpoint.directory
+        demo = not settings.model or embedded().get(source) == checkpoint.directory
         family = family_of(checkpoint.directory)
         names = aliases.get(source) or (_default_name(checkpoint, demo),)
         hosted.append(HostedModel(names, family.kind, checkpoint, None, int(time.time()), demo, family.task))
@@ -154,10 +151,9 @@ def load_catalog(settings: Settings, report: Callable[[str], None] = lambda line
 
 def embedded_models() -> tuple[str, ...]:
     """Directories of the checkpoints inside the package; CheckpointError when there are none."""
-    found = tuple(str(path.parent) for path in sorted(EMBEDDED.glob("*/config.json")))
-    if not found:
+    if not (found := embedded()):
         raise CheckpointError(f"{EMBEDDED}: the embedded models are missing; name one with --model")
-    return found
+    return tuple(map(str, found.values()))
 
 
 def _default_name(checkpoint: Checkpoint, demo: bool) -> str:

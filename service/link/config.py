@@ -72,9 +72,6 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Whether an earlier engine of this server was ready. Then chat becomes ready with as few captures as possible and
     speech with few. The others, and the warm-up, wait until the engine idles; a first start makes them before
     readiness."""
-    stood_by: bool = False
-    """Whether its process stood by for an earlier engine. Then the age of the process is not part of the
-    duration of the start."""
     drafts: Drafts = "off"
     draft_tokens: int = 3
     graph_memory: int | None = None

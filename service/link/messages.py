@@ -127,10 +127,6 @@ class Pause(Struct, frozen=True):
     paused: bool
 
 
-class Drain(Struct, frozen=True):
-    """Refuse new requests and finish the running ones."""
-
-
 class Stop(Struct, frozen=True):
     """Leave the loop and exit."""
 
@@ -145,7 +141,7 @@ class Detach(Struct, frozen=True):
     peer: str
 
 
-Command = ChatRequest | SpeechRequest | SpeechAppend | EncodeReference | Abort | Pause | Drain | Stop | Attach | Detach
+Command = ChatRequest | SpeechRequest | SpeechAppend | EncodeReference | Abort | Pause | Stop | Attach | Detach
 
 # engine -> API
 
@@ -282,7 +278,7 @@ class EngineState(Struct, frozen=True):
     """The heartbeat, sent at least once a second."""
 
     phase: str
-    """One of "loading", "capturing", "ready" and "draining"."""
+    """One of "loading", "capturing" and "ready"."""
     detail: str
     """The model that is being loaded or captured."""
     models: tuple[ModelState, ...]

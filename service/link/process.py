@@ -1,20 +1,17 @@
 """The engine process, `service.link.process ADDRESS ENTRY`, the configuration as one JSON line on stdin.
 
 engine_link.py starts and watches it. It ends when the engine returns or fails, or when its stdin closes because the
-process that started it has ended. With `standby ENTRY` it imports what an engine imports, and reads its address later,
-from a second line.
+process that started it has ended.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib
 import logging
 import os
 import shutil
 import sys
 import threading
-from contextlib import suppress
+from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,7 +22,7 @@ from models.checkpoints.registry import resolve
 from models.interfaces.errors import CheckpointError
 from service.link import wire
 from service.link.config import ConfigurationError, EngineConfig
-from service.link.engine_link import CONFIGURATION_ERROR, STANDBY, SUPERVISOR
+from service.link.engine_link import CONFIGURATION_ERROR, SUPERVISOR
 from service.link.messages import (
     Abort,
     Attach,
@@ -33,7 +30,6 @@ from service.link.messages import (
     ChatRequest,
     Command,
     Detach,
-    Drain,
     EncodeReference,
     EngineState,
     Failed,
@@ -49,31 +45,6 @@ from service.system.children import leave_signals_to_parent, wait_for_end_of_par
 from service.system.logs import configure_logging
 
 log = logging.getLogger("reprise.engine")
-
-DRIVER = "libcuda.so.1"
-
-
-def begin_context(device: str) -> threading.Thread | None:
-    """Creates the primary context of the first visible GPU, which torch will use, in a thread. Returns the thread at
-    once; None for the CPU. Errors are ignored here, since torch will meet and report them. device: as configured."""
-    if device == "cpu":
-        return None
-    # torch sets this before it starts the driver, which reads it once.
-    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
-    thread = threading.Thread(target=_retain_context, name="gpu-context", daemon=True)
-    thread.start()
-    return thread
-
-
-def _retain_context() -> None:
-    try:
-        driver = ctypes.CDLL(DRIVER)
-    except OSError:  # no driver is installed
-        return
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
-        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-
 
 Answer = ChatDelta | SpeechDelta | ReferenceEncoded | Failed
 
@@ -149,7 +120,7 @@ class EngineChannel:
                     self._send(peer, Outputs(state=self._state))
             case Detach() if peer == SUPERVISOR:
                 self._detach(command.peer)
-            case Drain() | Stop() if peer == SUPERVISOR:
+            case Stop() if peer == SUPERVISOR:
                 self._commands.append(command)
 
     def _detach(self, peer: str) -> None:
@@ -204,39 +175,23 @@ def _exit_with_parent(address: str) -> None:
     os._exit(0)
 
 
-def _prepare(entry: str, config: EngineConfig) -> None:
-    """Imports the entry's module and calls its `prepare`, if it has one. Errors are ignored here, since the start will
-    report them."""
-    module = importlib.import_module(entry.partition(":")[0])
-    with suppress(CheckpointError, ImportError):
-        getattr(module, "prepare", lambda _: None)(config)
-
-
 def main(arguments: list[str]) -> int:
     leave_signals_to_parent()
     address, entry = arguments
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
-    if address == STANDBY:
-        _prepare(entry, config)
-        if not (line := sys.stdin.buffer.readline()):
-            return 0  # The server has ended.
-        address = msgspec.json.decode(line, type=str)
-        config = msgspec.structs.replace(config, stood_by=config.restarted)
     threading.Thread(target=_exit_with_parent, args=(address,), daemon=True).start()
     names = {} if config.index is None else {"engine": config.index}
     configure_logging(config.log_level, config.log_format, **names)
-    begin_context(config.device)
-    channel = EngineChannel(address)
     try:
-        resolve(entry)(config, channel)
+        serve = resolve(entry)  # imports torch, perhaps while the supervisor still imports the server
+        with closing(EngineChannel(address)) as channel:
+            serve(config, channel)
     except (CheckpointError, ConfigurationError) as error:
         log.error("%s", error)
         return CONFIGURATION_ERROR
     except ImportError as error:
         log.error("the Python package %s cannot be imported (%s); install it again", error.name, error)
         return CONFIGURATION_ERROR
-    finally:
-        channel.close()
     return 0
 
 

@@ -7,7 +7,6 @@ low cardinality: `model` is the first served name of a hosted model (or "unknown
 from __future__ import annotations
 
 import itertools
-import logging
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +27,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from service.graphs.observations import Observation
 from service.link.messages import EngineState, ModelState, ProcessUsage
-
-log = logging.getLogger(__name__)
 
 MILLISECONDS = (
     0.0002, 0.0003, 0.0004, 0.0005, 0.0006, 0.0008, 0.001, 0.00125, 0.0015, 0.00175, 0.002, 0.0025, 0.003, 0.004, 0.005,
@@ -319,7 +316,6 @@ class Metrics:
             kind: Any = {"counter": Counter, "gauge": Gauge, "histogram": histogram}[spec.kind]
             self._metrics[spec.name] = kind(f"{PREFIX}_{spec.name}", spec.help, spec.labels, registry=self.registry)
         self._setters: dict[tuple[object, ...], Callable[..., None]] = {}
-        self._unknown: set[str] = set()
         self._engine_cpu = 0.0
         """Processor seconds of the current engine process that have been counted."""
         for group, specs in GROUPS.items():
@@ -357,15 +353,9 @@ class Metrics:
         return setter
 
     def observe_events(self, events: Sequence[Observation]) -> None:
-        """Observes events of the engine. One that does not fit SPECS is logged once and dropped, since it must not
-        disturb requests."""
+        """Observe events of the engine."""
         for event in events:
-            try:
-                self.observe(event.name, event.value, **event.labels)
-            except KeyError as error:
-                if event.name not in self._unknown:
-                    self._unknown.add(event.name)
-                    log.error("observation %r with labels %s is not in SPECS: %s", event.name, event.labels, error)
+            self.observe(event.name, event.value, **event.labels)
 
     def observe_state(self, state: EngineState) -> None:
         """Sets gauges from the engine's heartbeat."""

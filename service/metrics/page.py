@@ -105,11 +105,6 @@ def lasting(registry: Families) -> Families:
     return tuple(family for family in registry if family.kind in ("counter", "histogram"))
 
 
-def of_any_process(registry: Families) -> Families:
-    """The values that are no sum over processes."""
-    return tuple(family for family in registry if family.name in OF_ANY_PROCESS)
-
-
 def text(registry: Families) -> bytes:
     """Prometheus text format."""
     return generate_latest(_Page(registry))

@@ -18,7 +18,7 @@ from service.settings.reading import SettingsError
 from service.settings.settings import Settings
 from service.system.gpus import GpuError, chosen_gpus, visible_gpus
 
-COMPUTED = frozenset({"models", "gpu", "gpu_bytes", "index", "sharers", "restarted", "stood_by", "lora_voices"})
+COMPUTED = frozenset({"models", "gpu", "gpu_bytes", "index", "sharers", "restarted", "lora_voices"})
 """Fields of EngineConfig that are not copied from Settings: the models of the catalog, what distinguishes one of
 several engines, the size of its GPU, how it was started, and a path as text."""
 FIXED = frozenset({"page_size", "encoder_buckets", "decode_buckets"})

@@ -104,8 +104,6 @@ class EngineNews(Struct, frozen=True):
     """Where it runs from now on; None: it has ended."""
     restarts: int
     """Number of its restarts so far."""
-    was_ready: bool
-    """Whether it has been ready, since this start or an earlier one."""
 
 
 class Collect(Struct, frozen=True):
@@ -113,9 +111,8 @@ class Collect(Struct, frozen=True):
 
 
 class Page(Struct, frozen=True):
-    """The metrics of all processes, for the Scrape of the same number."""
+    """The metrics of all processes, the answer to Scrape."""
 
-    number: int
     text: bytes
 
 
@@ -140,8 +137,6 @@ class Snapshot(Struct, frozen=True):
 
 class Scrape(Struct, frozen=True):
     """Answer with a Page."""
-
-    number: int
 
 
 Report = Accepting | Alive | Snapshot | Scrape

@@ -7,7 +7,6 @@ import gc
 import logging
 import socket
 import sys
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,7 +24,7 @@ from service.api.engines.request_stream import EngineError
 from service.api.http.connections import BoundedConnection, BoundedSocket
 from service.api.sockets import MAX_MESSAGE
 from service.hub.catalog import DEMO_NOTICES, Catalog
-from service.link.engine_link import Standby
+from service.link.engine_link import EngineStarts
 from service.link.messages import EngineState
 from service.processes.config import engine_config
 from service.processes.listener import url_of
@@ -43,6 +42,11 @@ ACCEPTED_AT_ONCE = 1
 """Connections that are accepted in one turn of the event loop. With 1, the less busy ones of several processes accept
 more of them. With more, when descriptors or memory are short, asyncio would fail for each of them and schedule an
 attempt for each failure a second later, so that the attempts grow in number."""
+ERRORS_OF_CLIENTS = (
+    "Invalid UTF-8 sequence received from client.",
+    "ASGI callable returned without completing handshake.",  # also of one that was refused
+)
+"""Errors in uvicorn's log that a client can cause as often as it likes."""
 ABORT_GRACE = 3.0
 """Seconds for streams that are still running after the drain to send their error event."""
 
@@ -132,10 +136,6 @@ class Server(uvicorn.Server):
         log.info("draining %d %s", running, "request" if running == 1 else "requests")
         await asyncio.sleep(settings.drain_delay)
         end = self._loop.time() + settings.drain_timeout
-        # A spoken answer whose speech has not started still needs an engine that accepts requests.
-        while context.unvoiced and self._loop.time() < end:  # noqa: ASYNC110 - a second way out beside an event
-            await asyncio.sleep(SOCKET_POLL)
-        context.engine.drain()
         context.drain_begun.set()
         # uvicorn cuts off WebSockets as soon as it shuts down, so their current utterances must end before that.
         while context.open_sockets and self._loop.time() < end:  # noqa: ASYNC110 - a second way out beside an event
@@ -149,12 +149,11 @@ class Server(uvicorn.Server):
         await context.engine.stop()
 
 
-def create_server(settings: Settings, catalog: Catalog, standby: Standby | None = None) -> Server:
-    """A server with its own engine; both start when it serves. standby: of begin_engines, if the engine's process has
+def create_server(settings: Settings, catalog: Catalog, starts: EngineStarts | None = None) -> Server:
+    """A server with its own engine; both start when it serves. starts: of begin_engines, if the engine's process has
     already been started."""
     metrics = create_metrics(catalog)
-    standby = standby or Standby(engine_config(settings, catalog))
-    client = create_engine(settings, metrics, standby.link)
+    client = create_engine(settings, metrics, (starts or EngineStarts(engine_config(settings, catalog))).link)
     client.on_state = log_phase
     context = create_context(settings, catalog, Engines([client], metrics), metrics)
     return Server(server_config(context), context)
@@ -186,9 +185,11 @@ def server_config(context: ServerContext) -> uvicorn.Config:
     )
 
 
-async def serve(settings: Settings, catalog: Catalog, listener: socket.socket, standbys: Sequence[Standby] = ()) -> int:
-    """Serves until a signal; returns the exit status, 1 if the engine cannot be started. standbys: of begin_engines."""
-    server = create_server(settings, catalog, *standbys)
+async def serve(
+    settings: Settings, catalog: Catalog, listener: socket.socket, starts: Sequence[EngineStarts] = ()
+) -> int:
+    """Serves until a signal; returns the exit status, 1 if the engine cannot be started. starts: of begin_engines."""
+    server = create_server(settings, catalog, *starts)
 
     def ready() -> None:
         state = server.context.engine.state
@@ -212,36 +213,10 @@ def prepare_process() -> None:
 
 
 def quiet_uvicorn() -> None:
-    """Keeps uvicorn from logging its own start and end, and errors of clients as those of the server."""
+    """Keep uvicorn from logging its own start and end, and errors of clients as those of the server."""
     logger = logging.getLogger("uvicorn.error")
-    logger.setLevel(logging.WARNING)
-    logger.addFilter(ClientErrors())
-
-
-class ClientErrors(logging.Filter):
-    """Warns of what clients do wrong once a minute for each kind, without tracebacks, and counts the rest."""
-
-    kinds = (
-        "Invalid HTTP request received.",
-        "Unsupported upgrade request.",
-        "Invalid UTF-8 sequence received from client.",
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: dict[str, tuple[float, int]] = {}
-        """When the next line of a kind is due, and how many were left out since the last one."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        kind = record.msg
-        if kind not in self.kinds:
-            # uvicorn logs this one for a handshake that was refused, too.
-            return kind != "ASGI callable returned without completing handshake."
-        now, (due, left_out) = time.monotonic(), self._seen.get(kind, (0.0, 0))
-        self._seen[kind] = (due, left_out + 1) if now < due else (now + 60, 0)
-        record.levelno, record.levelname, record.exc_info = logging.WARNING, "WARNING", None
-        record.msg = f"{kind} ({left_out} more since the last such line)" if left_out else kind
-        return now >= due
+    logger.setLevel(logging.ERROR)
+    logger.addFilter(lambda record: record.msg not in ERRORS_OF_CLIENTS)
 
 
 def print_banner(catalog: Catalog, device: str, url: str, page: bool) -> None:

@@ -16,17 +16,18 @@ from functools import partial
 
 import msgspec
 
-from service.api.engines.engine_client import BACKOFF_SECONDS, STEADY_SECONDS, EngineClient
+from service.api.app import create_engine
+from service.api.engines.engine_client import BACKOFF_SECONDS, STEADY_SECONDS
+from service.api.engines.engines import Engines
 from service.api.engines.request_stream import EngineError
 from service.api.engines.shared_usage import UsageTable
 from service.hub.catalog import Catalog
 from service.link.config import EngineConfig
-from service.link.engine_link import START_TIMEOUT, Standby
+from service.link.engine_link import START_TIMEOUT, EngineStarts
 from service.link.messages import Command, Detach
 from service.metrics.metrics import Metrics
 from service.metrics.page import Families, families, labelled, lasting, merged, text, without_engines
 from service.processes.control import (
-    ALIVE_SECONDS,
     Accepting,
     ApiConfig,
     Collect,
@@ -42,7 +43,7 @@ from service.processes.listener import url_of
 from service.processes.server import ABORT_GRACE, log_phase, print_banner
 from service.settings.settings import Settings
 from service.system.children import Silence, python_command, python_environment
-from service.system.concurrency import all_results, shielded
+from service.system.concurrency import all_results
 
 log = logging.getLogger("reprise")
 
@@ -50,7 +51,7 @@ log = logging.getLogger("reprise")
 class EngineProcesses:
     """All engine processes: one for each GPU, or several on the CPU. Each is started, watched and restarted on its own.
 
-    standbys: of begin_engines, one of each engine.
+    starts: of begin_engines, one of each engine.
     metrics: registry of the only engine. Each of several engines has its own registry, whose figures get the index of
         the engine as a label.
     kinds: kind (chat, speech) of each hosted model, by name.
@@ -59,51 +60,24 @@ class EngineProcesses:
 
     def __init__(
         self,
-        standbys: Sequence[Standby],
+        starts: Sequence[EngineStarts],
         settings: Settings,
         metrics: Metrics,
         kinds: Mapping[str, str],
         announce: Callable[[EngineNews], None],
     ) -> None:
         self._announce = announce
-        alone = len(standbys) == 1
-        self._names = ["engine"] if alone else [_name(index, each.config) for index, each in enumerate(standbys)]
-        self._metrics = [metrics if alone else Metrics(kinds) for _ in standbys]
+        alone = len(starts) == 1
+        self._metrics = [metrics if alone else Metrics(kinds) for _ in starts]
         self._clients = [
-            EngineClient(
-                partial(standby.link, partial(self._tell, index)),
-                self._metrics[index],
-                hang_timeout=settings.hang_timeout,
-                start_timeout=START_TIMEOUT,
-                name=self._names[index],
-            )
-            for index, standby in enumerate(standbys)
+            create_engine(settings, self._metrics[index], partial(each.link, partial(self._tell, index)))
+            for index, each in enumerate(starts)
         ]
         for index, client in enumerate(self._clients):
-            client.on_state = partial(log_phase, name=self._names[index])
-
-    def start(self) -> None:
-        for client in self._clients:
-            client.start()
-
-    async def wait_ready(self) -> None:
-        """Waits until all accept requests; EngineError if one cannot be started."""
-        await all_results([self._wait_ready(index) for index in range(len(self._clients))])
-
-    async def _wait_ready(self, index: int) -> None:
-        try:
-            await self._clients[index].wait_ready()
-        except EngineError:
-            if len(self._clients) > 1:
-                log.error("%s: cannot be started", self._names[index])
-            raise
-
-    def was_ready(self, index: int) -> bool:
-        """Whether that engine has been ready, since its newest start or an earlier one."""
-        return self._clients[index].was_ready
-
-    async def stop(self, grace: float) -> None:
-        await asyncio.gather(*(client.stop(grace) for client in self._clients))
+            client.name = "engine" if alone else _name(index, starts[index].config)
+            client.on_state = partial(log_phase, name=client.name)
+        self.life = Engines(self._clients, metrics)
+        """Starts and stops them."""
 
     def send(self, command: Command) -> None:
         """Sends a command to all engines."""
@@ -127,8 +101,7 @@ class EngineProcesses:
         return merged([without_engines(page), *parts])
 
     def _tell(self, index: int, address: str | None) -> None:
-        client = self._clients[index]
-        self._announce(EngineNews(index, address, client.restarts, client.was_ready))
+        self._announce(EngineNews(index, address, self._clients[index].restarts))
 
 
 def _name(index: int, config: EngineConfig) -> str:
@@ -158,15 +131,12 @@ class ApiProcess:
         """Time since its last report."""
         self._collected: asyncio.Future[None] | None = None
 
-    @property
-    def asked(self) -> bool:
-        """Whether it was asked for its metrics and has not answered."""
-        return self._collected is not None
-
     def collect(self) -> asyncio.Future[None]:
-        """Asks for its metrics. Done when they have come, or the process has ended."""
-        self._collected = asyncio.get_running_loop().create_future()
-        self.control.send(Collect())
+        """Ask for its metrics, unless it has been asked and has not answered. Done when they have come, or the process
+        has ended."""
+        if self._collected is None:
+            self._collected = asyncio.get_running_loop().create_future()
+            self.control.send(Collect())
         return self._collected
 
     def note_collected(self) -> None:
@@ -214,9 +184,6 @@ class ApiProcesses:
         self._peers = (f"api-{number}" for number in itertools.count(1))
         self._ended: Families = ()
         """The counts of processes that have ended."""
-        self._collecting = asyncio.Lock()
-        self._next_page: asyncio.Task[bytes] | None = None
-        """The page that is collected after the one in progress."""
         self._changed = asyncio.Event()
         self._ending = asyncio.Event()
         self._have_accepted = False
@@ -238,14 +205,6 @@ class ApiProcesses:
         for process in self._running.values():
             process.control.send(news)
 
-    def known(self) -> list[EngineNews]:
-        """What a process that starts now has to know of the engines. They may have become ready since their notices,
-        and one that hangs cannot say so itself."""
-        return [
-            msgspec.structs.replace(news, was_ready=self._engines.was_ready(index))
-            for index, news in self._news.items()
-        ]
-
     def end(self, number: int = signal.SIGTERM) -> None:
         """Sends all of them a signal; from now on none is replaced."""
         self._ending.set()
@@ -253,23 +212,12 @@ class ApiProcesses:
             process.signal(number)
 
     async def page(self) -> bytes:
-        """The metrics of all processes, including this one, in Prometheus's text format. All who ask while one page is
-        collected get the next one, so that none waits for those of all others."""
-        if self._next_page is None:
-            self._next_page = asyncio.create_task(self._collected_page())
-        return await shielded(self._next_page)
-
-    async def _collected_page(self) -> bytes:
-        async with self._collecting:
-            self._next_page = None
-            # One that has not answered the last time is not waited for again: it is hung, or its answer is on its way.
-            asked = [process for process in self._running.values() if process.accepts and not process.asked]
-            waited = [process.collect() for process in asked]
-            if waited:
-                await asyncio.wait(waited, timeout=COLLECT_SECONDS)
-            parts = [families(self._metrics.registry), self._ended]
-            parts += [process.families for process in self._running.values()]
-            return await asyncio.to_thread(lambda: text(self._engines.with_metrics(merged(parts))))
+        """The metrics of all processes, including this one, in Prometheus's text format."""
+        if collected := [process.collect() for process in self._running.values() if process.accepts]:
+            await asyncio.wait(collected, timeout=COLLECT_SECONDS)
+        parts = [families(self._metrics.registry), self._ended]
+        parts += [process.families for process in self._running.values()]
+        return await asyncio.to_thread(lambda: text(self._engines.with_metrics(merged(parts))))
 
     async def _keep(self, index: int) -> None:
         attempt = 0
@@ -315,7 +263,7 @@ class ApiProcesses:
         try:
             assert process.stdin is not None
             process.stdin.write(config.line())
-            for news in self.known():
+            for news in self._news.values():
                 control.send(news)
             if self._ending.is_set():  # it was told to end while it was being started
                 member.signal(signal.SIGTERM)
@@ -339,12 +287,9 @@ class ApiProcesses:
         self._on_end(member.peer)
 
     async def _watch(self, member: ApiProcess) -> None:
-        while True:
-            await asyncio.sleep(ALIVE_SECONDS)
-            if (seconds := member.silence.look()) > self._timeouts[member.accepts]:
-                log.error("API process: no sign of life for %.0f s; it is killed", seconds)
-                member.signal(signal.SIGKILL)
-                return
+        seconds = await member.silence.exceeds(lambda: self._timeouts[member.accepts])
+        log.error("API process: no sign of life for %.0f s; it is killed", seconds)
+        member.signal(signal.SIGKILL)
 
     async def _follow(self, member: ApiProcess) -> None:
         """Does what its reports say; a process whose reports cannot be read is killed."""
@@ -359,15 +304,15 @@ class ApiProcesses:
                         member.families = report.families
                         member.note_collected()
                     case Scrape():
-                        answer = asyncio.create_task(self._answer(member, report.number))
+                        answer = asyncio.create_task(self._answer(member))
                         self._answers.add(answer)
                         answer.add_done_callback(self._answers.discard)
         except msgspec.DecodeError as error:
             log.error("API process: its reports could not be read and it is killed: %s", error)
             member.signal(signal.SIGKILL)
 
-    async def _answer(self, member: ApiProcess, number: int) -> None:
-        member.control.send(Page(number, await self.page()))
+    async def _answer(self, member: ApiProcess) -> None:
+        member.control.send(Page(await self.page()))
 
 
 ENGINE_GRACE = 10.0
@@ -378,17 +323,17 @@ DRAIN_MARGIN = 10.0
 
 class Supervisor:
     """Owns the listening socket, which it passes on to the API processes, and starts and watches all other processes.
-    standbys: of begin_engines."""
+    starts: of begin_engines."""
 
     def __init__(
-        self, settings: Settings, catalog: Catalog, listener: socket.socket, standbys: Sequence[Standby]
+        self, settings: Settings, catalog: Catalog, listener: socket.socket, starts: Sequence[EngineStarts]
     ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._listener = listener
         kinds = {model.name: model.kind for model in catalog.models}
         metrics = Metrics(kinds)
-        self._engines = EngineProcesses(standbys, settings, metrics, kinds, lambda news: self._processes.tell(news))
+        self._engines = EngineProcesses(starts, settings, metrics, kinds, lambda news: self._processes.tell(news))
         template = ApiConfig(
             index=0,
             processes=settings.num_api_processes,
@@ -396,7 +341,7 @@ class Supervisor:
             listener=listener.fileno(),
             control=-1,
             usage=-1,
-            engines=len(standbys),
+            engines=len(starts),
             log_format=settings.log_format,
             settings=plain_settings(settings),
             models=catalog.models,
@@ -417,7 +362,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        self._engines.start()
+        self._engines.life.start()
         starting = asyncio.create_task(self._wait_started())
         serving = asyncio.create_task(self._processes.run())
         try:
@@ -438,10 +383,10 @@ class Supervisor:
             for task in (starting, serving, self._draining):
                 if task is not None:
                     task.cancel()
-            await self._engines.stop(0.0 if self._forced else ENGINE_GRACE)
+            await self._engines.life.stop(0.0 if self._forced else ENGINE_GRACE)
 
     async def _wait_started(self) -> None:
-        await self._engines.wait_ready()
+        await self._engines.life.wait_ready()
         await self._processes.wait_accepting()
 
     def _on_signal(self) -> None:

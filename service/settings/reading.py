@@ -5,53 +5,25 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_origin
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource, NoDecode
 
-_KEPT = ("tag:yaml.org,2002:null", "tag:yaml.org,2002:merge")
-"""Tags of plain scalars that are no values: nothing, and `<<`."""
+_NULL = "tag:yaml.org,2002:null"
 
 
-class DuplicateKey(ValueError):
-    """The message names the key and both lines."""
+class TextLoader(yaml.SafeLoader):
+    """Reads numbers, booleans and dates as texts: YAML would make a boolean of `page: off`, and 8 of 010."""
 
-
-class _Loader(yaml.SafeLoader):
-    def __init__(self, text: str, meaning: Callable[[object], str], as_written: bool) -> None:
-        super().__init__(text)
-        self._meaning, self._as_written = meaning, as_written
-
-    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        tag = super().resolve(kind, value, implicit)
-        is_value = kind is yaml.ScalarNode and tag not in _KEPT
-        return self.DEFAULT_SCALAR_TAG if is_value and self._as_written else tag
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        written = list(node.value)  # without what `<<` merges, which the next line adds
-        values = super().construct_mapping(node, deep)
-        lines: dict[str, int] = {}
-        for key, _ in written:
-            name, line = self._meaning(key.value), key.start_mark.line + 1
-            if name in lines:
-                raise DuplicateKey(f"{name} is set in line {lines[name]} and again in line {line}")
-            lines[name] = line
-        return values
-
-
-def load_yaml(text: str, meaning: Callable[[object], str] = str, *, as_written: bool = False) -> Any:
-    """What a YAML text holds. meaning: what a key stands for, if it has several spellings. as_written: numbers,
-    booleans and dates stay texts; only null is None. Raises DuplicateKey, and what yaml.safe_load raises."""
-    loader = _Loader(text, meaning, as_written)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag == _NULL]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 _SUBJECT = re.compile(r"^\w+ should ")
@@ -86,25 +58,17 @@ def explain(problem: Any) -> str:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The settings in a YAML file, by name. Values are texts, as those of flags and variables are: YAML would make a
-    boolean of `page: off`, and 8 of 010. SettingsError for a file that cannot be read, is none, or names a setting
-    twice."""
+    """The settings in a YAML file, by name. Values are texts, as those of flags and variables are. SettingsError for a
+    file that cannot be read, or is none."""
     try:
-        values = load_yaml(path.read_text("utf-8"), _name, as_written=True) or {}
+        values = yaml.load(path.read_text("utf-8"), TextLoader) or {}
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror})") from error
-    except DuplicateKey as error:
-        raise SettingsError(f"{path}: {error}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:  # as of a date in month 13
         raise SettingsError(f"{path}: not a YAML file ({yaml_problem(error)})") from error
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: expected a mapping of settings, got {type(values).__name__}")
-    return {_name(key): value for key, value in values.items()}
-
-
-def _name(key: object) -> str:
-    """The setting that a key of the file means, which may be written as a flag."""
-    return str(key).replace("-", "_")
+    return {str(key).replace("-", "_"): value for key, value in values.items()}  # as a flag or as a variable
 
 
 def yaml_problem(error: Exception) -> str:

@@ -5,6 +5,7 @@ Children run nothing from the current directory, and no other packages of the sa
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import logging
@@ -102,15 +103,6 @@ def python_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
     return others | ({"PYTHONPATH": os.pathsep.join(kept)} if kept else {})
 
 
-def working_directory() -> str | None:
-    """That of child processes: this process's own (None), or /, if that was deleted. MKL cannot be loaded there."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return "/"
-    return None
-
-
 def leave_signals_to_parent() -> None:
     """Ignores the signals that ask the server to end. A service manager may send them to all of its processes, and this
     one still has work while the server drains. It ends with its parent, or is killed by it."""
@@ -125,9 +117,9 @@ def wait_for_end_of_parent() -> None:
         pass
 
 
-MAX_COUNTED = 1.0
-"""Seconds between two checks that count as silence. The loop checks twice a second; a longer gap means that this
-process was paused or busy."""
+CHECK_SECONDS, MAX_COUNTED = 0.5, 1.0
+"""Seconds between two checks of a silence, and those that count of them: after a longer gap this process was paused or
+busy."""
 
 
 class Silence:
@@ -149,6 +141,12 @@ class Silence:
         now = self._clock()
         self._seconds += min(now - self._looked, MAX_COUNTED)
         self._looked = now
+        return self._seconds
+
+    async def exceeds(self, limit: Callable[[], float]) -> float:
+        """Wait until the silence is longer than `limit`, and return its seconds."""
+        while self.look() <= limit():  # noqa: ASYNC110 - it is about time
+            await asyncio.sleep(CHECK_SECONDS)
         return self._seconds
 
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -17,15 +16,7 @@ from service.api.engines.engine_client import EngineClient
 from service.api.engines.request_stream import EngineError, merge
 from service.link.config import EngineConfig, ModelConfig
 from service.link.engine_link import EngineLink, ProcessLink
-from service.link.messages import (
-    ChatDelta,
-    ChatRequest,
-    EncodeReference,
-    PhaseTimes,
-    SpeechDelta,
-    StepCounts,
-    TokenInfo,
-)
+from service.link.messages import ChatDelta, ChatRequest, EncodeReference, PhaseTimes, StepCounts, TokenInfo
 from service.link.sampling import SamplingParams
 from service.metrics.metrics import Metrics
 from tests.support import fake_engine
@@ -151,23 +142,10 @@ async def test_stop_leaves_no_process_and_no_socket(tmp_path: Path, monkeypatch:
         (directory,) = tmp_path.iterdir()
         assert directory.stat().st_mode & 0o777 == 0o700
         link = client._link
-        assert isinstance(link, ProcessLink) and link._process is not None
-        process = link._process
+        assert isinstance(link, ProcessLink) and link.begun is not None
+        process = link.begun.process
     assert process.returncode == 0
     assert list(tmp_path.iterdir()) == []
-
-
-def test_speech_deltas_merge_within_a_segment_only() -> None:
-    def chunk(value: float, segment: int, done: bool = False, finished: bool = False) -> SpeechDelta:
-        return SpeechDelta("r", np.full(2, value, np.float32), segment, done, finished)
-
-    merged, rest = merge([chunk(1, 0), chunk(2, 0, done=True), chunk(3, 1), chunk(4, 1, done=True, finished=True)])
-    assert merged.audio.tolist() == [1, 1, 2, 2] and merged.segment_done and not merged.finished
-    times = PhaseTimes(1.0, 2.0)
-    first = msgspec.structs.replace(chunk(1, 0), times=times)
-    assert merge([first, chunk(2, 0)])[0].times == times
-    last, rest = merge(rest)
-    assert last.audio.tolist() == [3, 3, 4, 4] and last.segment == 1 and last.finished and rest == []
 
 
 def test_chat_deltas_merge_into_one() -> None:
@@ -176,8 +154,7 @@ def test_chat_deltas_merge_into_one() -> None:
         ChatDelta("r", (1,), (TokenInfo(-1.0),), None, 4, None, times),
         ChatDelta("r", (2, 3), (), "stop", 0, steps),
     ]
-    merged, rest = merge(deltas)
-    assert merged == ChatDelta("r", (1, 2, 3), (TokenInfo(-1.0),), "stop", 4, steps, times) and rest == []
+    assert merge(deltas) == ChatDelta("r", (1, 2, 3), (TokenInfo(-1.0),), "stop", 4, steps, times)
 
 
 async def test_what_the_engine_turns_away_is_counted() -> None:

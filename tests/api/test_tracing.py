@@ -101,7 +101,6 @@ def test_a_chat_is_a_span_with_its_phases(traced: Traced) -> None:
     request, queue, prefill, decode = spans
     assert request.attributes is not None and request.attributes["gen_ai.request.model"] == "tiny"
     assert request.attributes["http.response.status_code"] == 200 and request.attributes["reprise.outcome"] == "ok"
-    assert [event.name for event in request.events] == ["first_token"]
     assert (queue.end_time, prefill.end_time) == (prefill.start_time, decode.start_time)
     assert decode.attributes is not None and decode.attributes["reprise.steps"] == 6
 
@@ -121,7 +120,6 @@ def test_speech_is_traced_to_its_first_audio(traced: Traced) -> None:
     assert traced.post("/v1/audio/speech", {"model": "talker", "input": "Good morning."}).status_code == 200
     spans = traced.spans()
     assert names(spans) == ["POST /v1/audio/speech", "queue", "prefill", "decode"]
-    assert [event.name for event in spans[0].events] == ["first_audio"]
     assert_whole(spans)
 
 

@@ -49,11 +49,6 @@ def stream_on(target: Patient, pid: int) -> Listener:
     return stream
 
 
-def goes_on(stream: Listener) -> None:
-    seen = len(stream.data)
-    wait(lambda: len(stream.data) > seen, what="the stream goes on")
-
-
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     models = small_and_endless(tmp_path_factory.mktemp("models"))
@@ -72,7 +67,7 @@ def test_a_killed_api_process_takes_its_own_requests_alone(target: Patient) -> N
         stream.join(GENEROUS)
         assert stream.cut
     wait(lambda: target.metric(RUNNING) == 1, what="the engine has ended what nobody waits for")
-    goes_on(kept)
+    kept.goes_on()
     assert target.ask() == answer  # also of the limits: three of four places were taken
     wait(lambda: target.metric(OK) >= counted + 1, what="the answer is counted")
     wait_whole(target)
@@ -81,7 +76,7 @@ def test_a_killed_api_process_takes_its_own_requests_alone(target: Patient) -> N
     for pid in api_pids(target.pid):
         with only(pid, target.pid):
             assert target.ask() == answer
-    goes_on(kept)
+    kept.goes_on()
     os.kill(other, signal.SIGKILL)
     kept.join(GENEROUS)
     wait_whole(target)
@@ -98,7 +93,7 @@ def test_a_hung_api_process_is_replaced(tmp_path: Path) -> None:
         stand_still(hung)
         lost.join(HUNG_AFTER + 2 * GENEROUS)
         assert lost.cut
-        goes_on(kept)
+        kept.goes_on()
         wait(lambda: target.metric("reprise_api_process_restarts_total") == 1, what="it is counted")
         wait(lambda: len(api_pids(target.pid)) == 2, what="another one takes its place")
         assert hung not in api_pids(target.pid) and other in api_pids(target.pid)

@@ -165,7 +165,7 @@ async def test_what_changes_a_replica_is_sent_once() -> None:
         assert answer.status_code == 503 and len(heads) == 1
 
 
-@pytest.mark.parametrize("code", ["overloaded", "draining", "shutting_down"])
+@pytest.mark.parametrize("code", ["overloaded", "shutting_down"])
 async def test_what_a_replica_cannot_take_is_offered_to_others(code: str) -> None:
     async with front(refused(code), refused(code), WHOLE) as (client, heads):
         answer = await client.post("/v1/chat/completions", json=chat())

@@ -29,9 +29,9 @@ def fetch(revision: str | None = None, lines: Lines | None = None) -> Path:
     return obtain("owner/name", revision, "published", lines if lines is not None else Lines())
 
 
-def refusal(revision: str | None = None) -> str:
+def refusal(model: str = "owner/name") -> str:
     with pytest.raises(CheckpointError) as caught:
-        fetch(revision)
+        locate(model)
     line = str(caught.value)
     assert "\n" not in line
     return line
@@ -83,14 +83,13 @@ def test_revisions_are_pinned_and_remembered(hub: LoopbackHub, monkeypatch: pyte
     hub.repositories["owner/name"].revisions["v2"] = "e" * 40
     found = locate("owner/name@v2")
     assert found.revision == found.directory.name == "e" * 40 and found.source == "owner/name"
-    assert locate("owner/name", "v2").directory == found.directory
     hub.asked.clear()
     assert locate("owner/name@" + "e" * 40).directory == found.directory
     assert hub.asked == [], "a commit that is there needs no hub"
-    assert "has no revision 'v3'" in refusal("v3")
+    assert "has no revision 'v3'" in refusal("owner/name@v3")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert locate("owner/name@v2").directory == found.directory
-    assert "HF_HUB_OFFLINE is set" in refusal("main")
+    assert "HF_HUB_OFFLINE is set" in refusal("owner/name@main")
     assert hub.asked == [] or all(asked.path.endswith("v3") for asked in hub.asked)
 
 
@@ -189,59 +188,39 @@ def test_an_unwritable_cache(hub: LoopbackHub, cache: Path, monkeypatch: pytest.
 PICKLED = b"x" * 100_000
 
 
-def refused(model: str = "owner/name", **options: object) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        locate(model, **options)  # type: ignore[arg-type]
-    line = str(caught.value)
-    assert "\n" not in line
-    return line
-
-
-def test_gguf_repositories_are_refused_from_the_list_alone(hub: LoopbackHub) -> None:
-    hub.repositories["owner/name"] = Repository({"README.md": b"", "m-q4.gguf": PICKLED, "m-q8.gguf": PICKLED})
-    line = refused()
-    assert line.startswith("owner/name: a GGUF repository (m-q4.gguf, m-q8.gguf); use one with config.json")
-    assert hub.fetched() == []
-
-
-def test_weights_in_other_formats_are_refused_from_the_list_alone(hub: LoopbackHub) -> None:
-    files = published_files()
-    del files["model.safetensors"]
+def test_what_is_no_checkpoint_is_refused_from_the_list_alone(hub: LoopbackHub) -> None:
+    files = {name: data for name, data in published_files().items() if name != WEIGHTS}
     shards = {f"pytorch_model-{index}.bin": PICKLED for index in range(6)}
-    hub.repositories["owner/name"] = Repository({**files, **shards, "sub/model.safetensors": PICKLED})
-    line = refused()
-    assert "no safetensors weights, only pytorch_model-0.bin, " in line and "and 2 more" in line
-    assert hub.fetched() == []
+    for listed, said in (
+        (
+            {"README.md": b"", "m-q4.gguf": PICKLED, "m-q8.gguf": PICKLED},
+            "a GGUF repository (m-q4.gguf, m-q8.gguf); use",
+        ),
+        (
+            {"unet/config.json": b"{}", "model_index.json": b"{}"},
+            "no config.json, only unet/config.json, model_index.json;",
+        ),
+        ({}, "no config.json, only no files"),
+        (
+            {"adapter_config.json": b"{}", "adapter_model.safetensors": PICKLED},
+            "adapter_config.json: adapter checkpoints",
+        ),
+        ({**files, **shards, "sub/model.safetensors": PICKLED}, "no safetensors weights, only pytorch_model-0.bin, "),
+    ):
+        hub.repositories["owner/name"] = Repository(listed)
+        line = refusal()
+        assert line.startswith(f"owner/name: {said}"), line
+        assert hub.fetched() == []
+    assert "and 2 more" in line
     assert locate("owner/name", load_format="random").revision == "c" * 40
 
 
-def test_a_repository_without_a_configuration_is_refused_with_what_is_there(hub: LoopbackHub) -> None:
-    hub.repositories["owner/name"] = Repository({"unet/config.json": b"{}", "model_index.json": b"{}"})
-    assert "no config.json, only unet/config.json, model_index.json; needed are config.json" in refused()
-    hub.repositories["owner/name"] = Repository({})
-    assert "no config.json, only no files" in refused()
-    assert hub.fetched() == []
-
-
-def test_adapters_are_refused_from_the_list_alone(hub: LoopbackHub) -> None:
-    hub.repositories["owner/name"] = Repository({"adapter_config.json": b"{}", "adapter_model.safetensors": PICKLED})
-    assert refused() == "owner/name: adapter_config.json: adapter checkpoints are not hosted"
-    assert hub.fetched() == []
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"), ({"quantization_config": {}}, None)],
-)
-def test_small_files_are_read_before_weights(hub: LoopbackHub, change: dict[str, object], message: str | None) -> None:
+def test_small_files_are_read_before_weights(hub: LoopbackHub) -> None:
     files = published_files()
-    files["config.json"] = json.dumps(json.loads(files["config.json"]) | change).encode()
-    hub.repositories["owner/name"] = Repository(files)
-    if message is None:
-        assert locate("owner/name").directory.is_dir()
-        return
-    assert message in refused()
-    assert "config.json" in hub.fetched() and "model.safetensors" not in hub.fetched()
+    config = json.loads(files["config.json"]) | {"architectures": ["LlamaForCausalLM"]}
+    hub.repositories["owner/name"] = Repository(files | {"config.json": json.dumps(config).encode()})
+    assert "LlamaForCausalLM" in refusal()
+    assert "config.json" in hub.fetched() and WEIGHTS not in hub.fetched()
 
 
 def test_only_what_loading_reads_is_fetched(hub: LoopbackHub) -> None:
@@ -273,7 +252,7 @@ def test_of_sharded_weights_those_of_the_index_are_fetched(hub: LoopbackHub) -> 
 
 def test_what_is_no_hub_is_named(hub: LoopbackHub) -> None:
     hub.faults[""].append(Fault(body=b"<html>log in to this network</html>"))
-    assert "unexpected answer from" in refused()
-    assert "no hub id" in refused("a--b/name")
+    assert "unexpected answer from" in refusal()
+    assert "no hub id" in refusal("a--b/name")
     hub.repositories["owner/name"].commit = "../../x"
-    assert ", no commit" in refused()
+    assert ", no commit" in refusal()

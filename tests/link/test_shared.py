@@ -15,7 +15,7 @@ from models.interfaces.media import Prompt
 from service.api.engines.engine_client import EngineClient
 from service.api.engines.request_stream import EngineError
 from service.link.config import EngineConfig, ModelConfig
-from service.link.engine_link import AttachedLink, FollowedEngine, ProcessLink
+from service.link.engine_link import AttachedLink, ProcessLink
 from service.link.messages import Abort, ChatRequest, Detach, Stop
 from service.link.sampling import SamplingParams
 from service.metrics.metrics import Metrics
@@ -41,16 +41,17 @@ class Matrix:
 
 @asynccontextmanager
 async def matrix() -> AsyncIterator[Matrix]:
-    engine = FollowedEngine()
-    supervisor = EngineClient(lambda: ProcessLink(CONFIG, FAKE, announce=engine.tell), Metrics({"tiny": "chat"}))
+    clients = {peer: EngineClient(None, Metrics({"tiny": "chat"})) for peer in ("api-1", "api-2")}
+    attaching = []
 
-    def client(peer: str) -> EngineClient:
-        metrics = Metrics({"tiny": "chat"})
-        return EngineClient(lambda: AttachedLink(engine, peer), metrics, started_elsewhere=engine.started)
+    def announce(address: str | None) -> None:
+        for peer, client in clients.items():
+            link = None if address is None else AttachedLink(address, peer, pytest.fail)
+            attaching.append(asyncio.ensure_future(client.attach(link)))
 
-    made = Matrix(supervisor, [client("api-1"), client("api-2")])
-    for each in (supervisor, *made.clients):
-        each.start()
+    supervisor = EngineClient(lambda: ProcessLink(CONFIG, FAKE, announce=announce), Metrics({"tiny": "chat"}))
+    made = Matrix(supervisor, [*clients.values()])
+    supervisor.start()
     try:
         await made.wait_ready()
         yield made

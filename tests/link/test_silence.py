@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 import torch
 
-from service.api.engines import engine_client as client_module
 from service.api.engines.engine_client import EngineClient
 from service.link.engine_link import OnOutputs
 from service.link.messages import Command, EngineState, Outputs
 from service.metrics.metrics import Metrics
+from service.system import children
 from tests.support.inline_engine import InlineEngine
 
 
@@ -67,7 +67,7 @@ class Watched:
 
 @pytest.fixture
 async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
-    monkeypatch.setattr(client_module, "HEARTBEAT_CHECK_SECONDS", 0)
+    monkeypatch.setattr(children, "CHECK_SECONDS", 0)
     made = Watched()
     made.client.start()
     await made.link.started.wait()

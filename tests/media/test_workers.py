@@ -152,7 +152,7 @@ async def test_cancellation_kills_the_worker_and_frees_the_slot(make_pool, caplo
 
 async def test_a_worker_that_died_while_idle_is_replaced(make_pool, caplog: pytest.LogCaptureFixture) -> None:
     pool = make_pool(WorkerLimits())
-    pool.start()
+    assert await works(pool)
     pid = idle_pid(pool)
     os.kill(pid, signal.SIGKILL)
     await until(lambda: inspect(pid) is None, what="the worker is dead")

@@ -23,7 +23,6 @@ class InlineLink:
     """Implements EngineLink for an engine in a thread of this process."""
 
     def __init__(self, config: EngineConfig, entry: EngineEntry | str = ENTRY) -> None:
-        self.on_launch: Callable[[], None] = lambda: None
         self._config = config
         self._entry = entry
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -57,7 +56,6 @@ class InlineLink:
 
         thread = threading.Thread(target=live, name="engine", daemon=True)
         thread.start()
-        self.on_launch()
         try:
             return await ended
         finally:

@@ -284,6 +284,10 @@ class Listener(threading.Thread):
             self.cut = True
         self.begun.set()
 
+    def goes_on(self) -> None:
+        seen = len(self.data)
+        wait(lambda: len(self.data) > seen, what="the stream goes on")
+
     @property
     def told(self) -> str:
         """The error object's code, from the body or the last event of the stream; empty without one."""

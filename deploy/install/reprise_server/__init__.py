@@ -6,7 +6,6 @@ Once this is imported, `models` and `service` are Reprise's own.
 
 from __future__ import annotations
 
-import runpy
 import sys
 from pathlib import Path
 
@@ -14,11 +13,7 @@ _HERE = Path(__file__).resolve().parent
 ROOT = _HERE if (_HERE / "service").is_dir() else _HERE.parents[2]
 """Holds `models` and `service`."""
 
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))
-
-if "service" not in sys.modules:
-    runpy.run_path(str(ROOT / "service" / "launch.py"))["pin_packages"]()
+sys.path.insert(0, str(ROOT))
 
 
 def main() -> None:

@@ -208,8 +208,6 @@ class SpokenAnswer:
         context = self._context
         text = LiveText(context, self._job, live=self._streamed, first="clause")
         self.script = text.script
-        context.unvoiced.add(self)
-        text.feed.add_done_callback(lambda feed: context.unvoiced.discard(self))
         remaining = self._job.record.arrival + context.settings.request_timeout - time.monotonic()
         limit = asyncio.get_running_loop().call_later(remaining, self._time_out, text)
         try:

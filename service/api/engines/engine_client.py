@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 
 from models.interfaces import resizing
@@ -103,7 +103,6 @@ class InFlightRequests:
 BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 STEADY_SECONDS = 60.0
 """An engine that ran longer than this resets the back-off."""
-HEARTBEAT_CHECK_SECONDS = 0.5
 STOPPED = "The engine stopped while the request was in progress; it is being restarted."
 
 
@@ -115,19 +114,18 @@ def unavailable(message: str, kind: type[EngineError] = EngineError) -> EngineEr
 class EngineClient:
     """Start, watch and restart an engine, or follow one that another process starts.
 
-    make_link: makes the link for each start. name: of the engine, for the log.
+    make_link: makes the link for each start; None: another process supervises the engine, see `attach`.
+    name: of the engine, for the log.
     hang_timeout: seconds of `clock` without a message from a ready engine after which it is killed as hung.
     start_timeout: the same while it loads or captures.
-    started_elsewhere: waits until another process, which supervises the engine, has started it; None: this client does.
     """
 
-    make_link: Callable[[], EngineLink]
+    make_link: Callable[[], EngineLink] | None
     metrics: Metrics
     _: KW_ONLY
     hang_timeout: float = 20.0
     start_timeout: float = 600.0
     clock: Callable[[], float] = time.monotonic
-    started_elsewhere: Callable[[], Awaitable[None]] | None = None
     name: str = "engine"
     state: EngineState | None = field(default=None, init=False)
     """The newest heartbeat since the engine was started."""
@@ -141,10 +139,9 @@ class EngineClient:
     """Called when `phase` or `was_ready` may have changed."""
     _on_gpu: bool = field(default=False, init=False)
     _link: EngineLink | None = field(default=None, init=False)
-    _task: asyncio.Task[None] | None = field(default=None, init=False)
-    """Runs _supervise or _follow."""
+    _task: asyncio.Task[str | None] | None = field(default=None, init=False)
+    """Runs _supervise, or _run_once of an engine that is followed."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _launched: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _stopping: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -154,21 +151,25 @@ class EngineClient:
     # Life
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._supervise() if self._supervises else self._follow(), name=self.name)
+        if self.make_link is not None:
+            self._task = asyncio.create_task(self._supervise(self.make_link), name=self.name)
+
+    async def attach(self, link: EngineLink | None, restarts: int = 0) -> None:
+        """Follow a start of an engine that another process supervises and has restarted so often, in place of the one
+        before, which has ended. None: there is none now, but there was one that was ready."""
+        self.restarts = restarts
+        self.was_ready = self.was_ready or link is None or restarts > 0
+        self._on_changed()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
+        if link is not None and not self._stopping:
+            self._task = asyncio.create_task(self._run_once(link), name=self.name)
 
     @property
     def _supervises(self) -> bool:
-        return self.started_elsewhere is None
-
-    async def wait_launched(self) -> None:
-        """Wait until the engine's process runs, or could not be started. The engine loads afterwards."""
-        await self._launched.wait()
-
-    def tell_earlier_starts(self, restarts: int) -> None:
-        """Record the past of an engine that another process supervises: it was ready before, and was restarted this
-        many times."""
-        self.was_ready, self.restarts = True, restarts
-        self._on_changed()
+        return self.make_link is not None
 
     def _on_changed(self) -> None:
         self._changed.set()
@@ -183,14 +184,9 @@ class EngineClient:
         """Wait until the engine accepts requests; EngineError if it cannot be started."""
         while not self.ready:
             if self.failure is not None:
-                raise EngineError(503, "engine_failed", f"The engine could not be started: {self.failure}.")
+                raise EngineError(503, "engine_failed", f"The {self.name} could not be started: {self.failure}.")
             self._changed.clear()
             await self._changed.wait()
-
-    def drain(self) -> None:
-        """Tell the engine to accept no new requests, unless others go on using it."""
-        if self._supervises:
-            self.send(messages.Drain())
 
     async def stop(self, grace: float = 10.0) -> None:
         """Stop the engine, or leave it to others; requests that are still running fail."""
@@ -203,7 +199,7 @@ class EngineClient:
         if self._task is None:
             return
         # An engine that loads or captures reads no commands, so it is killed at once.
-        listens = self._supervises and self.phase in ("ready", "draining")
+        listens = self._supervises and self.ready
         _, running = await asyncio.wait({self._task}, timeout=grace if listens else 0.0)
         if running:
             if listens:
@@ -213,7 +209,7 @@ class EngineClient:
 
     @property
     def phase(self) -> str:
-        """ "starting", "loading", "capturing", "ready", "draining", "down" or "failed"."""
+        """ "starting", "loading", "capturing", "ready", "down" or "failed"."""
         if self.failure is not None:
             return "failed"
         if self._link is None:
@@ -227,7 +223,7 @@ class EngineClient:
     @property
     def alive(self) -> bool:
         """Whether the engine runs and its last heartbeat is recent enough for what it is doing."""
-        return self._link is not None and not self._silent()
+        return self._link is not None and self._silence.look() <= self._longest_silence()
 
     @property
     def in_flight(self) -> int:
@@ -262,11 +258,11 @@ class EngineClient:
 
     # Supervision
 
-    async def _supervise(self) -> None:
+    async def _supervise(self, make_link: Callable[[], EngineLink]) -> None:
         attempt = 0
         while True:
             started = time.monotonic()
-            ended = await self._run_once()
+            ended = await self._run_once(make_link())
             if self._stopping:
                 return
             if not self.was_ready:  # wait_ready raises and says why
@@ -282,42 +278,31 @@ class EngineClient:
             self.metrics.observe("engine_restarts_total")
             log.warning("%s: restart %d", self.name, self.restarts)
 
-    async def _follow(self) -> None:
-        """Follow all starts and ends of an engine that another process supervises."""
-        assert self.started_elsewhere is not None
-        while not self._stopping:
-            await self.started_elsewhere()
-            await self._run_once()
-
-    async def _run_once(self) -> str:
+    async def _run_once(self, link: EngineLink) -> str:
         """Run the engine once, from its start to its end; return how it ended."""
-        link = self._link = self.make_link()
-        link.on_launch = self._launched.set
+        self._link = link
         self._silence.end()
-        watchdog = asyncio.create_task(self._watch(link), name="engine-watchdog")
+        watchdog = asyncio.create_task(self._watch(link), name="engine-watchdog") if self._supervises else None
         try:
             return await link.run(self._on_outputs)
         finally:
-            watchdog.cancel()
+            if watchdog is not None:
+                watchdog.cancel()
             self._link = None
-            self._launched.set()
             if self.state is not None and self._supervises:
                 self.metrics.observe_end(self.state)
             self.state = None
             self.requests.fail_all(unavailable(STOPPED, EngineLost))
             self._on_changed()
 
-    def _silent(self) -> bool:
+    def _longest_silence(self) -> float:
         serves = self.state is not None and self.state.phase == "ready" and not self.state.occupied
-        return self._silence.look() > (self.hang_timeout if serves else self.start_timeout)
+        return self.hang_timeout if serves else self.start_timeout
 
     async def _watch(self, link: EngineLink) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_CHECK_SECONDS)
-            if self._silent() and self._supervises:
-                log.error("%s: no sign of life for %.0f s; it is killed", self.name, self._silence.look())
-                link.kill()
-                return
+        seconds = await self._silence.exceeds(self._longest_silence)
+        log.error("%s: no sign of life for %.0f s; it is killed", self.name, seconds)
+        link.kill()
 
     # Outputs
 

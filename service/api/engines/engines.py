@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -109,9 +109,8 @@ MOVABLE = frozenset({"overloaded", "out_of_memory"})
 class Engines:
     """Send each request to one of `clients`.
 
-    If that engine has no room, or ends before anything of the answer has come, the request goes to another one; after
-    an engine's end only once, since the request may be the cause. Requests of one group are at two engines at a time at
-    most, and after the end of one at one more. others: requests in flight of other API processes, by engine's index.
+    If that engine has no room, or ends before anything of the answer has come, the request goes to another one. The
+    requests of a group end two engines at most. others: requests in flight of other API processes, by engine's index.
     """
 
     def __init__(self, clients: Sequence[EngineClient], metrics: Metrics, others: UsageRow | None = None) -> None:
@@ -132,10 +131,6 @@ class Engines:
         for client in self.clients:
             client.start()
 
-    async def wait_launched(self) -> None:
-        """Wait until each engine's process runs or cannot be started."""
-        await asyncio.gather(*(client.wait_launched() for client in self.clients))
-
     async def wait_ready(self) -> None:
         """Wait until requests are answered; EngineError if an engine cannot be started."""
         while not self.ready:
@@ -148,10 +143,6 @@ class Engines:
     def fail(self, reason: str) -> None:
         for client in self.clients:
             client.fail(reason)
-
-    def drain(self) -> None:
-        for client in self.clients:
-            client.drain()
 
     async def stop(self, grace: float = 10.0) -> None:
         self._stopping = True
@@ -207,13 +198,12 @@ class Engines:
         if not loads or self._stopping:
             return self._awaited.submit(request)  # raises EngineError with the reason
         group = RequestGroup() if group is None else group
-        if not (loads := _within(loads, group.engines(), group.ends_left)):
+        if not (loads := _allowed(loads, group)):
             raise unavailable(STOPPED)
         index, reason = choose(request, loads)
-        again = group.has_sent(request.request_id)
         stream = self.clients[index].submit(request, group)
         stream.note_sent(index)
-        self._count("moved" if again else reason)
+        self._count("moved" if group.closed else reason)
         return stream
 
     def send(self, command: Command) -> None:
@@ -224,23 +214,24 @@ class Engines:
                     stream.request = _with_text(stream.request, command)
                 client.send(command)
 
-    def _loads(self, without: Collection[int] = ()) -> dict[int, Load]:
+    def _loads(self) -> dict[int, Load]:
         others = {} if self._others is None else self._others.requests()
         return {
             index: Load(client.in_flight + others.get(str(index), 0), _slack(client.state))
             for index, client in enumerate(self.clients)
-            if client.ready and index not in without
+            if client.ready
         }
 
     def _move(self, stream: RequestStream, error: EngineError) -> bool:
         """Give a request to an engine that has not had it. False if there is none, or if that would not help."""
-        others = stream.group.engines(without=stream)
+        assert stream.engine is not None
         if isinstance(error, EngineLost):
-            stream.group.note_end(error)
-            others.discard(stream.engine)  # where they are about to fail or move, too
-        elif error.code not in MOVABLE:
+            stream.group.closed.add(stream.engine)
+        elif error.code in MOVABLE:
+            stream.group.note_refused(stream.engine)
+        else:
             return False
-        loads = _within(self._loads(stream.tried), others, stream.group.ends_left)
+        loads = _allowed(self._loads(), stream.group)
         if self._stopping or not loads:
             return False
         index, _ = choose(stream.request, loads)
@@ -253,9 +244,8 @@ class Engines:
         self._metrics.observe("engine_choices_total", reason=reason)
 
 
-def _within(loads: dict[int, Load], engines: set[int], most: int) -> dict[int, Load]:
-    """The loads of engines to which a request may go if these have others of its group, and `most` may have them."""
-    return loads if len(engines) < most else {index: load for index, load in loads.items() if index in engines}
+def _allowed(loads: dict[int, Load], group: RequestGroup) -> dict[int, Load]:
+    return {index: load for index, load in loads.items() if group.may_have(index)}
 
 
 def _slack(state: EngineState | None) -> float | None:

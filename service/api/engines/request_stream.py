@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
-from weakref import WeakSet
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, UnsetType
 
 from service.api.tracing import EngineTrace
@@ -79,66 +77,53 @@ Request = ChatRequest | messages.SpeechRequest | messages.EncodeReference
 Delta = TypeVar("Delta", ChatDelta, SpeechDelta, messages.ReferenceEncoded)
 
 
+@dataclass(eq=False)
 class EngineError(Exception):
     """The engine did not answer a request. `status`: HTTP status for the client. `retry_after`: seconds."""
 
-    def __init__(
-        self, status: int, code: str, message: str, field: str | None = None, retry_after: float | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.field = field
-        self.retry_after = retry_after
+    status: int
+    code: str
+    message: str
+    field: str | None = None
+    retry_after: float | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class EngineLost(EngineError):
-    """The engine ended while it was answering the request, and with it those of the same group that it had. Another one
-    may answer it: the group may end one more."""
+    """The engine ended while it was answering the request. Another one may answer it."""
 
 
-MOST_ENDS = 2
-"""Engines that may end with the requests of a group before these are not tried again: they may be the cause."""
+MOST_ENGINES = 2
+"""Engines that may have requests of a group: those may be what ends them."""
 
 
 class RequestGroup:
-    """Requests with the same prompt: the choices of a chat, or one request alone. What they cost is counted for all
-    together, since each of them may be what ends an engine."""
+    """Requests with the same prompt: the choices of a chat, or one request alone."""
 
     def __init__(self) -> None:
-        self._streams = WeakSet[RequestStream]()  # They hold the group, and would otherwise live until a collection.
-        self._sent: set[str] = set()
-        self._ends: set[EngineLost] = set()
-        """Each is what the engine's requests failed with, all of them."""
+        self._requests = Counter[int]()
+        """Number of its requests by index of the engine that has or had them. What an engine refused does not count."""
+        self.closed: set[int] = set()
+        """Engines that ended with requests of the group, or refused one."""
 
-    @property
-    def ends_left(self) -> int:
-        """How many engines it may still end, and so how many may have requests of it at a time."""
-        return MOST_ENDS - len(self._ends)
+    def note_sent(self, engine: int) -> None:
+        self._requests[engine] += 1
 
-    def add(self, stream: RequestStream) -> None:
-        self._streams.add(stream)
-        self._sent.add(stream.request.request_id)
+    def note_refused(self, engine: int) -> None:
+        self._requests[engine] -= 1
+        self.closed.add(engine)
 
-    def note_end(self, lost: EngineLost) -> None:
-        self._ends.add(lost)
-
-    def has_sent(self, request_id: str) -> bool:
-        return request_id in self._sent
-
-    def engines(self, without: RequestStream | None = None) -> set[int]:
-        """Indexes of the engines that have requests of the group, not counting the stream `without`."""
-        return {
-            stream.engine
-            for stream in self._streams
-            if stream is not without and not stream.ended and stream.engine is not None
-        }
+    def may_have(self, engine: int) -> bool:
+        """Whether an engine may get a request of the group."""
+        engines = +self._requests
+        return engine not in self.closed and (engine in engines or len(engines) < MOST_ENGINES)
 
 
 @dataclass(eq=False)
 class RequestStream(Generic[Delta]):
-    """Deltas of one request, in order. Deltas that a reader has not taken yet are merged into one.
+    """Deltas of one request, in order. Those of a chat that a reader has not taken yet are merged into one.
 
     Iteration ends after the last delta and raises EngineError when the request fails. `aclose` aborts a request that
     has not ended; use contextlib.aclosing. To see each delta as it arrives, set `on_update` and call `take` in it.
@@ -157,18 +142,14 @@ class RequestStream(Generic[Delta]):
     """Why the request failed. A reader gets the deltas that came before it first."""
     engine: int | None = None
     """Index of the engine that has the request (engines.py)."""
-    tried: set[int] = field(default_factory=set)
     ended: bool = False
     _pending: list[Delta] = field(default_factory=list)
     _reader: asyncio.Future[None] | None = None
     """Done when there is something to read."""
 
-    def __post_init__(self) -> None:
-        self.group.add(self)
-
     def note_sent(self, engine: int) -> None:
         self.engine = engine
-        self.tried.add(engine)
+        self.group.note_sent(engine)
 
     def __aiter__(self) -> RequestStream[Delta]:
         return self
@@ -181,8 +162,9 @@ class RequestStream(Generic[Delta]):
                 raise StopAsyncIteration
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        merged, self._pending = merge(self._pending)
-        return merged
+        if len(self._pending) == 1 or not isinstance(self._pending[0], ChatDelta):
+            return self._pending.pop(0)
+        return cast(Delta, merge(cast(list[ChatDelta], self.take())))
 
     def take(self) -> list[Delta]:
         """The deltas since the last call, not merged."""
@@ -201,7 +183,9 @@ class RequestStream(Generic[Delta]):
         self._pending.append(delta)
         self.ended |= last
         if self.trace is not None:
-            self.trace.deliver(delta, last=last)
+            self.trace.note(delta)
+            if last:
+                self.trace.end()
         self._wake()
 
     def cut(self, last: Delta) -> None:
@@ -211,10 +195,8 @@ class RequestStream(Generic[Delta]):
             self.deliver(last, last=True)
 
     def fail(self, error: EngineError) -> None:
-        if isinstance(error, EngineLost):
-            self.group.note_end(error)
-            if not self.group.ends_left:
-                error = EngineError(error.status, error.code, error.message, error.field, error.retry_after)
+        if isinstance(error, EngineLost) and self.engine is not None:
+            self.group.closed.add(self.engine)
         self.error = error
         self.ended = True
         if self.trace is not None:
@@ -228,31 +210,12 @@ class RequestStream(Generic[Delta]):
             self._reader.set_result(None)
 
 
-def merge(deltas: list[Delta]) -> tuple[Delta, list[Delta]]:
-    """Merge as many of the first deltas as one delta can hold; return it and the rest."""
-    first, rest = deltas[0], deltas[1:]
-    if not rest:
-        return first, rest
-    if isinstance(first, ChatDelta):
-        chat = cast(list[ChatDelta], deltas)
-        merged = msgspec.structs.replace(
-            chat[-1],
-            token_ids=tuple(token for delta in chat for token in delta.token_ids),
-            infos=tuple(info for delta in chat for info in delta.infos),
-            cached_tokens=max(delta.cached_tokens for delta in chat),
-            times=first.times,
-            hidden=next((delta.hidden for delta in chat if delta.hidden is not None), None),
-        )
-        return cast(Delta, merged), []
-    if isinstance(first, SpeechDelta):
-        speech = cast(list[SpeechDelta], deltas)
-        count = next((n for n, delta in enumerate(speech, 1) if delta.segment_done or delta.finished), len(speech))
-        merged_audio = msgspec.structs.replace(
-            speech[count - 1],
-            audio=np.concatenate([delta.audio for delta in speech[:count]]),
-            segment=first.segment,
-            truncated=any(delta.truncated for delta in speech[:count]),
-            times=first.times,
-        )
-        return cast(Delta, merged_audio), deltas[count:]
-    return first, rest
+def merge(deltas: Sequence[ChatDelta]) -> ChatDelta:
+    return msgspec.structs.replace(
+        deltas[-1],
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+        infos=tuple(info for delta in deltas for info in delta.infos),
+        cached_tokens=max(delta.cached_tokens for delta in deltas),
+        times=deltas[0].times,
+        hidden=next((delta.hidden for delta in deltas if delta.hidden is not None), None),
+    )

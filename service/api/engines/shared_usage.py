@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,17 +30,9 @@ class UsageTable:
 
     @staticmethod
     def make_file(processes: int, kinds: Sequence[str]) -> IO[bytes]:
-        """A file of zeros for a table; it lasts as long as a process has it open.
-
-        In memory where the system has such files. Elsewhere it is written, not only made as long: the first use of a
-        mapped page for which a full disk has no block would end the process (SIGBUS).
-        """
-        if sys.platform == "linux":
-            file: IO[bytes] = os.fdopen(os.memfd_create("usage"), "w+b")
-        else:
-            file = tempfile.TemporaryFile()  # noqa: SIM115 - the server's process keeps it open
-        file.write(bytes(processes * len(kinds) * WORDS * np.dtype(np.int64).itemsize))
-        file.flush()
+        """A file of zeros for a table, in memory; it lasts as long as a process has it open."""
+        file = os.fdopen(os.memfd_create("usage"), "w+b")
+        file.truncate(processes * len(kinds) * WORDS * np.dtype(np.int64).itemsize)
         return file
 
     def clear(self, process: int) -> None:

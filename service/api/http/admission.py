@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -34,30 +34,11 @@ class Turns:
     in one turn would leave streams without audio and tokens for tens of milliseconds."""
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
-        self._at_once = at_once
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._passed = 0
+        self._places = asyncio.Semaphore(at_once)
 
     async def wait(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._passed == 0:
-            loop.call_soon(self._next)
-        if self._passed < self._at_once:
-            self._passed += 1
-            return
-        future = loop.create_future()
-        self._waiting.append(future)
-        await future
-
-    def _next(self) -> None:
-        self._passed = 0
-        while self._waiting and self._passed < self._at_once:
-            future = self._waiting.popleft()
-            if not future.done():  # its request was cancelled
-                future.set_result(None)
-                self._passed += 1
-        if self._passed:
-            asyncio.get_running_loop().call_soon(self._next)
+        await self._places.acquire()
+        asyncio.get_running_loop().call_soon(self._places.release)
 
 
 MIN_RETRY_AFTER, MAX_RETRY_AFTER = 1.0, 60.0

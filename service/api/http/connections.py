@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 import sys
 from collections import OrderedDict
@@ -144,8 +143,6 @@ FREE_CHUNKS, MIN_CHUNK = 1024, 64
 thousand bytes, and what comes in one read, up to 256 KiB, is taken in before anybody else's turn."""
 FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
-ABSOLUTE = re.compile(rb"(?i:https?)://[^/?#]+(?P<rest>.*)", re.DOTALL)
-"""A request target in the form for proxies, which every server must accept (RFC 9112, 3.2.2)."""
 CLOSE = (b"connection", b"close")
 REQUEST_TIMEOUT = 408
 """This status closes its connection (RFC 9110, 15.5.9), since the rest of the body may never come."""
@@ -171,12 +168,9 @@ class FastBodyConnection(h11.Connection):
 
     _chunked = False
     _head = b""
-    _ambiguous = False
-    """The request has both Content-Length and Transfer-Encoding: the connection is closed after it (RFC 9112, 6.1)."""
 
     def __init__(self, *arguments: Any, draining: Callable[[], bool]) -> None:
         super().__init__(*arguments)
-        self._arguments = arguments
         self._draining = draining
         self.ends = False
         """Whether the next response is the last one of the connection."""
@@ -184,37 +178,17 @@ class FastBodyConnection(h11.Connection):
         """Number and bytes of chunks of the present request's body, if it comes in chunks."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        if self.their_state is h11.IDLE and self.our_state is h11.IDLE:
-            self._skip_empty_lines()
         event = super().next_event()
         if isinstance(event, h11.Request):
             # h11 limits a head that is not complete: one that came in a single read would pass.
             if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > MAX_HEAD_BYTES:
                 raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
+            if {name for name, _ in event.headers} >= LENGTHS:  # another server may read another body (RFC 9112, 6.1)
+                raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding")
             self._chunks = self._chunk_bytes = 0
-            self._ambiguous = {name for name, _ in event.headers} >= LENGTHS
-            if (absolute := ABSOLUTE.match(event.target)) is not None:
-                rest = absolute["rest"]
-                target = rest if rest.startswith(b"/") else b"/" + rest
-                return h11.Request(
-                    method=event.method, target=target, headers=event.headers, http_version=event.http_version
-                )
         elif isinstance(event, h11.Data):
             self._count(event)
         return event
-
-    def _skip_empty_lines(self) -> None:
-        """Empty lines before a request are ignored (RFC 9112, 2.2): some clients end a body with one that its length
-        does not count. To h11 it is a request that is not valid."""
-        data, ended = self.trailing_data
-        rest = data.lstrip(b"\r\n")
-        if len(rest) == len(data):
-            return
-        super().__init__(*self._arguments)  # between two requests it knows nothing but what came
-        if rest:
-            self.receive_data(rest)
-        if ended:
-            self.receive_data(b"")
 
     def _count(self, part: h11.Data) -> None:
         self._chunks += part.chunk_start
@@ -231,7 +205,7 @@ class FastBodyConnection(h11.Connection):
             return head + b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else head
         if isinstance(event, h11.Response):
             unfinished = event.status_code == REQUEST_TIMEOUT
-            last = self.ends or self._ambiguous or unfinished or self._draining()
+            last = self.ends or unfinished or self._draining()
             self._head = self._framed(_closing(event) if last else event)
             self._chunked = b"\r\ntransfer-encoding: chunked\r\n" in self._head.lower()
             return b""
@@ -250,7 +224,7 @@ class FastBodyConnection(h11.Connection):
 
 
 def _closing(response: h11.Response) -> h11.Response:
-    """The response with `Connection: close` (RFC 9112, 6.3 and 9.6)."""
+    """The response with `Connection: close` (RFC 9112, 9.6)."""
     headers = [(name, value) for name, value in response.headers.raw_items() if name.lower() != CLOSE[0]]
     return h11.Response(status_code=response.status_code, headers=[*headers, CLOSE], reason=response.reason)
 
@@ -372,10 +346,11 @@ class BoundedConnection(H11Protocol):
         self.transport.close()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application. Handles responses that are cut off here, since uvicorn would log a traceback."""
+        """The ASGI application. Handles responses that are cut off here, and what uvicorn cancels at the end of a
+        shutdown: it would log a traceback."""
         try:
             await self.config.loaded_app(scope, receive, send)
-        except ResponseCut as cut:
+        except (ResponseCut, asyncio.CancelledError) as cut:
             self.cycle.disconnected = True
             if isinstance(cut, ClientTimeout):
                 self.transport.abort()  # close() would wait until the buffered data is sent

@@ -254,13 +254,10 @@ UPGRADE_REQUIRED = ApiError(
 
 
 def _other_method(request: Request, routes: Sequence[BaseRoute]) -> Response:
-    """The response to a method that the path does not have: 204 to OPTIONS, else 405, both with the allowed methods."""
+    """405 with the allowed methods."""
     path = request.scope["path"]
     matching = [route for route in routes if isinstance(route, Route) and route.path_regex.match(path)]
-    allowed = {"OPTIONS"}.union(*(route.methods or () for route in matching))
-    allow = ", ".join(sorted(allowed))
-    if request.method == "OPTIONS":
-        return Response(status_code=204, headers={"allow": allow})
+    allow = ", ".join(sorted(set[str]().union(*(route.methods or () for route in matching))))
     message = f"Method not allowed; this path allows {allow}."
     return ApiError(405, message, code="method_not_allowed", headers={"allow": allow}).response()
 

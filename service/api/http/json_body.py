@@ -36,13 +36,6 @@ NAMES: dict[type[inspect.Type], str] = {
 describe = cache(inspect.type_info)
 
 
-def prepare(*kinds: Any) -> None:
-    """Make msgspec read the annotations of these types. It would do so at the first value of each, which takes the
-    body of a chat request several milliseconds."""
-    for kind in kinds:
-        msgspec.json.Decoder(kind)
-
-
 def parse(raw: bytes | str, kind: Any) -> Any:
     """A body or WebSocket message as `kind`, a type or union of types. ApiError or msgspec error if it does not fit."""
     # Tools of Windows write a byte order mark into files; RFC 8259, 8.1, lets it be ignored.

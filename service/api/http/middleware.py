@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Literal
@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.http.admission import SMALL_BYTES, Admission, Ticket
-from service.api.http.errors import CLIENT_CLOSED, ApiError, ClientLeft, ResponseCut, as_api_error, shutting_down
+from service.api.http.errors import CLIENT_CLOSED, ApiError, ClientLeft, as_api_error
 from service.api.tracing import RequestTrace, Tracing, enter
 from service.metrics.metrics import Metrics
 
@@ -116,28 +116,23 @@ class RequestMiddleware:
 
         self._in_progress(record.endpoint, 1)
         try:
-            try:
-                self.guards.check(scope, headers, record)
-                if not is_socket:
-                    self._admit(scope["method"], headers, record)
-                    receive = self._bounded(receive, record, scope["method"])
-                await self.app(scope, receive, answer)
-            except (ClientDisconnect, ClientLeft):
-                pass  # nobody is left to be answered
-            except Exception as error:
-                if status:  # the response has begun
-                    record.outcome = record.outcome or "error"
-                    raise
-                await as_api_error(error).respond(scope, receive, answer)
+            self.guards.check(scope, headers, record)
+            if not is_socket:
+                self._admit(scope["method"], headers, record)
+                receive = self._bounded(receive, record, scope["method"])
+            await self.app(scope, receive, answer)
+        except (ClientDisconnect, ClientLeft):
+            pass  # nobody is left to be answered
         except asyncio.CancelledError:
             # uvicorn cancels what is left at the end of a shutdown, as a request whose body has not come yet.
-            if is_socket:
-                record.outcome = "aborted"
-                if status != SWITCHED:
-                    raise
-            elif status or not await _sent_at_once(shutting_down().respond(scope, receive, answer)):
-                record.outcome = "aborted"
-                raise ResponseCut from None
+            record.outcome = "aborted"
+            if status != SWITCHED:
+                raise
+        except Exception as error:
+            if status:  # the response has begun
+                record.outcome = record.outcome or "error"
+                raise
+            await as_api_error(error).respond(scope, receive, answer)
         finally:
             record.ticket.release()
             self._in_progress(record.endpoint, -1)
@@ -232,16 +227,6 @@ class RequestMiddleware:
                 **traced,
             },
         )
-
-
-async def _sent_at_once(answer: Awaitable[None]) -> bool:
-    """Send an answer unless the client must first read what was sent before: nobody waits for it any more."""
-    try:
-        async with asyncio.timeout(0):
-            await answer
-    except (TimeoutError, asyncio.CancelledError):
-        return False
-    return True
 
 
 # Checks the Host header, against DNS rebinding: a web page can make its own domain resolve to an address of the

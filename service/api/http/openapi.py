@@ -193,33 +193,14 @@ def fields(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def type_text(schema: Mapping[str, Any]) -> Markup:
-    """A schema in words, with links to components."""
+    """A schema in short, with links to components; what it says besides is JSON."""
     if name := schema_name(schema):
         return Markup('<a href="#{0}">{0}</a>').format(name)
     if "anyOf" in schema:
         return Markup(" or ").join(type_text(option) for option in schema["anyOf"] if option != {"type": "null"})
-    if "enum" in schema:
-        return Markup(" | ").join(Markup("<code>{}</code>").format(value) for value in schema["enum"])
-    if "const" in schema:
-        return Markup("<code>{}</code>").format(schema["const"])
-    if "type" not in schema:
+    if "items" in schema:
+        return Markup("list of {}").format(type_text(schema["items"]))
+    rules = {key: value for key, value in schema.items() if key not in ("description", "default")}
+    if not rules:
         return Markup.escape(schema.get("description", "anything"))
-    limits = ", ".join(f"{words} {schema[key]}" for key, words in LIMITS.items() if key in schema)
-    bounds = f" ({limits})" if limits else ""
-    match schema["type"]:
-        case "array":
-            return Markup("list{} of {}").format(bounds, type_text(schema.get("items", {})))
-        case "object":
-            values = schema.get("additionalProperties")
-            return Markup("map to {}").format(type_text(values)) if isinstance(values, Mapping) else Markup("object")
-        case kind:
-            return Markup.escape(f"{kind}{bounds}")
-
-
-LIMITS = {
-    **dict.fromkeys(("minLength", "minItems", "minimum"), "at least"),
-    **dict.fromkeys(("maxLength", "maxItems", "maximum"), "at most"),
-    "exclusiveMinimum": "more than",
-    "exclusiveMaximum": "less than",
-}
-"""Keywords of a schema, and what the page says for them."""
+    return Markup("<code>{}</code>").format(msgspec.json.encode(rules).decode())

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -39,38 +40,50 @@ def error_event(error: ApiError) -> bytes:
     return b"data: " + error.body() + b"\n\n"
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client disconnects (ClientLeft). The body must have been
-    read."""
-    loop, watcher = asyncio.get_running_loop(), None
+@asynccontextmanager
+async def ended_early(
+    receive: Receive, seconds: float | None = None
+) -> AsyncGenerator[Callable[[type[Exception]], None]]:
+    """Cancel the block when the client disconnects (ClientLeft), or after `seconds` (TimeoutError). What is
+    yielded cancels it, too, and has it raise the given exception."""
+    loop = asyncio.get_running_loop()
+    reason: type[Exception] = TimeoutError
+    watcher: asyncio.Task[None] | None = None
+
+    def end(cause: type[Exception]) -> None:
+        nonlocal reason
+        reason = cause
+        limit.reschedule(loop.time())
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        end(ClientLeft)
+
+    def start_watcher() -> None:
+        nonlocal watcher
+        watcher = loop.create_task(watch())
+
+    # A watcher from the beginning would take a short request several turns of the loop.
+    timer = loop.call_later(MONITOR_DELAY, start_watcher)
     try:
-        async with asyncio.timeout(None) as limit:
-
-            async def watch() -> None:
-                await _disconnect(request.receive)
-                limit.reschedule(loop.time())
-
-            def start_watcher() -> None:
-                nonlocal watcher
-                watcher = loop.create_task(watch())
-
-            # Tasks for the work and a watcher beside it would take a short request several turns of the loop.
-            timer = loop.call_later(MONITOR_DELAY, start_watcher)
-            try:
-                return await work
-            finally:
-                timer.cancel()
-                if watcher is not None:
-                    watcher.cancel()  # it only listens: no need to await it
+        async with asyncio.timeout(seconds) as limit:
+            yield end
     except TimeoutError:
         if not limit.expired():
             raise
-        raise ClientLeft from None
+        raise reason from None
+    finally:
+        timer.cancel()
+        if watcher is not None:
+            watcher.cancel()  # it only listens: no need to await it
 
 
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client disconnects (ClientLeft). The body must have been
+    read."""
+    async with ended_early(request.receive):
+        return await work
 
 
 class LiveResponse(Response):
@@ -105,10 +118,8 @@ class LiveResponse(Response):
         self._started = False
         self._sending = False
         self._sent_at = time.monotonic()
-        self._timer: asyncio.TimerHandle | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._keep_alive_task: asyncio.Task[None] | None = None
-        self._comment = asyncio.Lock()
+        self._monitoring: asyncio.Task[None] | None = None
+        self._commenting = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
@@ -132,75 +143,46 @@ class LiveResponse(Response):
             await self._chunks.aclose()
 
     async def _stream(self, receive: Receive, send: Send) -> None:
-        reason: type[Exception] = TimeoutError
-        try:
-            async with asyncio.timeout(self._timeout) as limit:
+        async with ended_early(receive, self._timeout) as end:
 
-                def end(cause: type[Exception]) -> None:
-                    nonlocal reason
-                    reason = cause
-                    limit.reschedule(asyncio.get_running_loop().time())
+            def start_monitor() -> None:
+                self._monitoring = asyncio.create_task(self._monitor(send, end))
 
-                async def watch() -> None:
-                    await _disconnect(receive)
-                    end(ClientLeft)
-
-                def start_monitor() -> None:
-                    self._watcher = asyncio.create_task(watch())
-                    self._monitor(send, end)
-
-                self._timer = asyncio.get_running_loop().call_later(MONITOR_DELAY, start_monitor)
+            timer = asyncio.get_running_loop().call_later(MONITOR_DELAY, start_monitor)
+            try:
                 async for chunk in self._chunks:
                     await self._send(send, chunk)
                 await self._send(send, b"", more=False)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise reason from None
-        finally:
-            # Before an error is answered: what the monitor ends is over.
-            await self._stop_monitor()
+            finally:
+                timer.cancel()
+                if self._monitoring is not None:  # before an error is answered: what the monitor ends is over
+                    self._monitoring.cancel()
+                    await asyncio.gather(self._monitoring, return_exceptions=True)
 
-    def _monitor(self, send: Send, end: Callable[[type[Exception]], None]) -> None:
-        """Send keep-alive comments, and end the stream when the client has read nothing for the write timeout. One
-        timer checks periodically: setting one for each chunk would cost more than sending the chunk."""
-        comment = self._keep_alive
-        silence = KEEP_ALIVE_SECONDS if comment else math.inf
-        passed = time.monotonic() - self._sent_at
-        if self._sending and passed >= self._write_timeout:
-            end(ClientTimeout)
-        elif not self._sending and passed >= silence:
-            self._keep_alive_task = asyncio.create_task(self._send_keep_alive(send, comment, end))
-        else:
-            pause = self._write_timeout - passed if self._sending else min(silence - passed, self._write_timeout)
-            self._timer = asyncio.get_running_loop().call_later(pause, self._monitor, send, end)
-
-    async def _send_keep_alive(self, send: Send, comment: bytes, end: Callable[[type[Exception]], None]) -> None:
-        if not self._sending:
+    async def _monitor(self, send: Send, end: Callable[[type[Exception]], None]) -> None:
+        """Send keep-alive comments, and end the stream when the client has read nothing for the write timeout. A
+        timeout for each chunk would cost more than sending the chunk."""
+        silence = KEEP_ALIVE_SECONDS if self._keep_alive else math.inf
+        while True:
+            passed = time.monotonic() - self._sent_at
+            if self._sending and passed >= self._write_timeout:
+                return end(ClientTimeout)
+            if self._sending or passed < silence:
+                pause = self._write_timeout - passed if self._sending else min(silence - passed, self._write_timeout)
+                await asyncio.sleep(pause)
+                continue
             try:
-                async with self._comment, asyncio.timeout(self._write_timeout):
-                    await self._write(send, comment)
+                async with self._commenting, asyncio.timeout(self._write_timeout):
+                    await self._write(send, self._keep_alive)
             except TimeoutError:
-                end(ClientTimeout)
-                return
+                return end(ClientTimeout)
             except ClientLeft:
-                end(ClientLeft)
-                return
-        self._monitor(send, end)
-
-    async def _stop_monitor(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()  # it only listens: no need to await it
-        if self._keep_alive_task is not None:
-            self._keep_alive_task.cancel()
-            await asyncio.gather(self._keep_alive_task, return_exceptions=True)
+                return end(ClientLeft)
 
     async def _send(self, send: Send, chunk: bytes, *, more: bool = True) -> None:
         self._sending = True
-        if self._comment.locked():
-            async with self._comment:
+        if self._commenting.locked():
+            async with self._commenting:
                 pass
         await self._write(send, chunk, more=more)
         self._sending = False

@@ -49,8 +49,6 @@ PROTOCOL = "realtime"
 """The subprotocol that clients in browsers offer along with the key, and insist on."""
 IDLE = 600.0
 """Seconds of silence after which a client is disconnected."""
-QUEUED_EVENTS = 2
-"""Each may have a picture."""
 MAX_UPDATE = 1 << 18
 """Limit in bytes of a session.update, since its values are kept."""
 
@@ -96,7 +94,7 @@ class Session:
         """Id of the last item of a session that transcribes and keeps no conversation."""
         self._told_deaf = False
         """Whether the client was told that its audio is not heard. It sends dozens of chunks a second."""
-        self._events = Inbox(socket, record.ticket, QUEUED_EVENTS)
+        self._events = Inbox(socket, record.ticket)
 
     async def run(self) -> None:
         self._context.require_ready()

@@ -40,7 +40,6 @@ IDLE = 30.0
 """Seconds without text to speak after which a client is disconnected."""
 MAX_TEXT = 128 << 10
 """Limit in bytes of an input.text message."""
-QUEUED_MESSAGES = 16
 
 
 class SessionConfig(SpeechOptions, frozen=True, kw_only=True, tag_field="type", tag="session.config"):
@@ -128,7 +127,7 @@ class Session:
         self._number = 0
         self._active = time.monotonic()
         """When the client last configured the session, or when the last utterance that was heard ended."""
-        self._messages = Inbox(socket, record.ticket, QUEUED_MESSAGES)
+        self._messages = Inbox(socket, record.ticket)
         self._place = context.admission.ticket(record.endpoint)
         """Holds one of the requests in flight while an utterance goes on."""
 

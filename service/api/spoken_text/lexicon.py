@@ -13,7 +13,7 @@ import yaml
 from models.interfaces.errors import InputError
 from service.api.spoken_text.markup import STRAIGHT_QUOTES
 from service.api.spoken_text.text_splitting import is_wide
-from service.settings.reading import DuplicateKey, load_yaml
+from service.settings.reading import TextLoader
 
 MAX_FILE_ENTRIES = 5000
 MAX_WORD, MAX_SPOKEN = 64, 200
@@ -119,13 +119,11 @@ def fold(text: str) -> str:
 
 def load_lexicon(path: Path) -> Lexicon:
     """Read a lexicon from a YAML (or JSON) file, `word: what is said`. ValueError names the entry that does
-    not fit, or is there twice."""
+    not fit."""
     try:
-        entries = load_yaml(path.read_text("utf-8"))
+        entries = yaml.load(path.read_text("utf-8"), TextLoader)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
-    except DuplicateKey as error:
-        raise ValueError(f"{path}: {error}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{path}: not a YAML file ({type(error).__name__})") from error
     if not isinstance(entries, dict) or not entries:
@@ -134,7 +132,7 @@ def load_lexicon(path: Path) -> Lexicon:
         raise ValueError(f"{path}: {len(entries)} words given, at most {MAX_FILE_ENTRIES} allowed")
     for word, spoken in entries.items():
         if not isinstance(word, str) or not isinstance(spoken, str):
-            raise ValueError(f"{path}: {word!r}: word and what is said must be texts; put them in quotation marks")
+            raise ValueError(f"{path}: {word!r}: word and what is said must be texts")
         if not 0 < len(word) <= MAX_WORD or not 0 < len(spoken) <= MAX_SPOKEN:
             limits = f"1 to {MAX_WORD} characters, what is said for it 1 to {MAX_SPOKEN}"
             raise ValueError(f"{path}: {word[:MAX_WORD]!r}: a word has {limits}")

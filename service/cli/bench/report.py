@@ -269,7 +269,7 @@ def _directory(root: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(root, "config.json") if root.count("/") == 1 else None
-    return embedded(root) or (Path(found).parent if isinstance(found, str) else None)
+    return embedded().get(root) or (Path(found).parent if isinstance(found, str) else None)
 
 
 def _in_file(pattern: str, file: str) -> str:

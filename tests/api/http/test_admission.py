@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -267,15 +264,6 @@ KINDS = ("chat", "speech", "other", EXCESS)
 def table() -> Iterator[UsageTable]:
     with UsageTable.make_file(2, KINDS) as file:
         yield UsageTable(file.fileno(), 2, KINDS)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no files in memory")
-def test_the_table_needs_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full one has no block for a page of a mapped file: its first use would end the process."""
-    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
-    with UsageTable.make_file(2, KINDS) as file:
-        UsageTable(file.fileno(), 2, KINDS).row(1).tell("chat", 1, 1)
-        assert os.fstat(file.fileno()).st_blocks
 
 
 def admission(table: UsageTable, process: int, shares: dict[str, float] | None = None) -> Admission:

@@ -152,7 +152,6 @@ def nothing_is_left(conversing: Conversing) -> Iterator[None]:
     wait(lambda: not context.open_sockets, what="every socket is closed")
     conversing.server.wait_idle()
     wait(lambda: conversing.talker.idle, what="the engine has nothing to do")
-    assert not context.unvoiced
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_a_text_grows_within_limits() -> None:
 
 def test_the_file_of_a_server(tmp_path: Path) -> None:
     path = tmp_path / "lexicon.yaml"
-    path.write_text('nginx: engine x\n"1": one\n# a comment\n', "utf-8")
+    path.write_text("nginx: engine x\n1: one\n# a comment\n", "utf-8")
     assert said("nginx 1", load_lexicon(path)) == "engine x one"
     path.write_text('{"GIF": "jif"}', "utf-8")
     assert said("GIF", load_lexicon(path)) == "jif"

@@ -15,7 +15,7 @@ from service.engine.chat.graphs import PrefillChoice, PrefillRoutes
 from service.engine.chat.sampler import log_probabilities
 from service.engine.engine import HEARTBEAT, MISSES_BEFORE_CAPTURE, Engine
 from service.graphs.runner import GraphRunner
-from service.link.messages import ChatDelta, ChatRequest, Drain, SpeechAppend, Stop
+from service.link.messages import ChatDelta, ChatRequest, SpeechAppend, Stop
 from service.link.sampling import SamplingParams
 from tests.engine.chat.test_guided_rows import GRAMMAR
 from tests.support.audit import audit
@@ -375,22 +375,16 @@ def test_a_busy_engine_makes_the_captured_graph_that_it_misses() -> None:
     engine.assert_nothing_left()
 
 
-def test_draining_finishes_what_runs_and_refuses_what_comes() -> None:
+def test_requests_for_another_model_are_refused_and_stop_ends_the_engine() -> None:
     engine = InlineEngine()
     engine.submit("running", TEXT)
-    engine.turn()
-    engine.channel.commands.append(Drain())
-    engine.submit("late", TEXT)
     engine.channel.commands.append(SpeechAppend("nobody", (), True))
     engine.channel.commands.append(
         ChatRequest("elsewhere", "other", TEXT, SamplingParams(max_tokens=1), time.monotonic())
     )
     engine.run()
     assert len(engine.tokens("running")) == 8
-    assert {n: (f.status, f.code) for n, f in engine.failures().items()} == {
-        "late": (503, "draining"),
-        "elsewhere": (404, "model_not_found"),
-    }
+    assert {n: (f.status, f.code) for n, f in engine.failures().items()} == {"elsewhere": (404, "model_not_found")}
     engine.channel.commands.append(Stop())
     engine.engine.run()
     assert isinstance(engine.engine, Engine)

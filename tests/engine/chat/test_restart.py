@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.engine import engine as loop
 from service.graphs.buckets import key_of
-from service.hub.catalog import Catalog
-from service.link.engine_link import Standby
-from service.processes.config import engine_config
-from service.settings.settings import load_settings
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import tiny_item, tiny_prompt
@@ -97,9 +92,3 @@ def test_a_command_interrupts_the_capture_of_an_idle_engine(monkeypatch: pytest.
     monkeypatch.undo()
     engine.run()
     assert len(engine.tokens("it")) == 8
-
-
-def test_every_start_after_the_first_is_a_restart(tmp_path: Path) -> None:
-    config = engine_config(load_settings({}), Catalog([]))
-    standby = Standby(config)
-    assert [standby.link()._config.restarted for _ in range(3)] == [False, True, True]
