@@ -33,14 +33,12 @@ class Launch:
     readback: Readback | None = None
     """None while the step is held."""
     sequences: tuple[ChatSequence, ...] = ()
-    """Sequences of the rows of the results: decode rows, then last chunks."""
+    """Sequences of the rows of the results: decode rows, or prompts whose last chunks these are."""
     drafts: int = 0
     """Of each row; the results then have 1 + drafts rows for each of `sequences`."""
     chunks: tuple[Chunk, ...] = ()
     budget: ChunkBudget | None = None
-    """What its prefill chunks spent, if there are any."""
-    decode_seconds: float = 0.0
-    """Predicted seconds of the decode rows beside them."""
+    """What its chunks spent, if there are any."""
     encoded: Encoded | None = None
     """Set for an encoder pass."""
     pending_sampling: PendingSampling | None = None
@@ -50,12 +48,6 @@ class Launch:
     timing_valid: bool = True
     """False if its duration says nothing about its cost: for a held step with an encoder pass between its layers and
     its sampling, and behind a launch of another model."""
-
-    def add_chunks(self, budget: ChunkBudget) -> None:
-        """Adds the prefill chunks of a step, whose decode rows alone were predicted."""
-        self.budget, self.decode_seconds = budget, self.predicted
-        self.size += budget.used
-        self.predicted += budget.predicted
 
     @property
     def rows(self) -> int:

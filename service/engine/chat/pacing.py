@@ -203,14 +203,6 @@ _FEW = 32
 """Fewer tokens than this are not worth a step of their own: they wait for a gap with more room."""
 _GAIN = 0.05
 """Relative gain in tokens per second for which a prompt that does not end in this step is cut to a captured size."""
-_CHUNK_SHARE = 4
-"""Prefill chunks may always use a quarter of a step's token budget, however many decode rows there are, so that prompts
-make progress."""
-
-
-def chunk_tokens(max_step_tokens: int, rows: int) -> int:
-    """Maximum number of prefill tokens in a step with `rows` decode rows."""
-    return max(max_step_tokens - rows, max_step_tokens // _CHUNK_SHARE)
 
 
 @dataclass
@@ -247,12 +239,6 @@ class ChunkBudget:
     def crowded(self) -> bool:
         """Whether the gap has no room for a chunk."""
         return not self.min_tokens and self._within(self.room, 0) < self._few
-
-    @property
-    def apart(self) -> bool:
-        """Whether chunks get a step of their own, unless a row is guided. No decode rows share a captured prefill: they
-        would run behind it, and the first tokens of its prompts, and who comes meanwhile, would wait for them."""
-        return bool(self.sizes)
 
     @property
     def _few(self) -> int:

@@ -1,8 +1,8 @@
 """Chooses what runs next: continuous batching with chunked prefill over pages and slots.
 
-A step advances every decode row by one token and spends the rest of its budget on prefill chunks, or has only chunks
-(ChunkBudget.apart). The pages of a prompt are allocated at admission, those of new tokens as needed. When no page is
-left, the sequence that was admitted last is preempted: it goes back to the waiting queue and is computed again later.
+A step computes chunks of prompts, or advances every decode row by one token. The pages of a prompt are allocated at
+admission, those of new tokens as needed. When no page is left, the sequence that was admitted last is preempted: it
+goes back to the waiting queue and is computed again later.
 
 A page can be shared from the launch that fills it on: by later steps, which run behind it, and by later chunks of the
 same step, since each layer writes the keys of all chunks before any of them attends. With recurrent state
@@ -17,7 +17,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from service.engine.chat.pacing import ChunkBudget, chunk_tokens
+from service.engine.chat.pacing import ChunkBudget
 from service.engine.chat.sequence import BlockAllocation, ChatSequence, Chunk, DecodeRows, Step, sampler_needs
 from service.engine.chat.states import StatePool
 from service.engine.core.pages import Digest, PagePool, SlotPool, pages_for
@@ -32,14 +32,7 @@ rest of its own prefill: shortest first with ageing, so that no request waits fo
 class Scheduler:
     """waiting -> prefilling -> decoding -> finished, and back to waiting by preemption."""
 
-    def __init__(
-        self,
-        pages: PagePool,
-        slots: SlotPool,
-        max_step_tokens: int,
-        states: StatePool | None = None,
-        keys_ahead: int = 0,
-    ) -> None:
+    def __init__(self, pages: PagePool, slots: SlotPool, states: StatePool | None = None, keys_ahead: int = 0) -> None:
         """states: for a model with recurrent state. keys_ahead: as of DecodeRows."""
         self.pages = pages
         self.states = states
@@ -50,7 +43,6 @@ class Scheduler:
         self.rows = DecodeRows(slots.num_slots, pages.page_size, keys_ahead)
         self.num_preemptions = 0
         self._prefilling: list[ChatSequence] = []
-        self._max_step_tokens = max_step_tokens
 
     def add(self, sequence: ChatSequence) -> None:
         """Queues a sequence and looks it up in the prefix index."""
@@ -84,36 +76,25 @@ class Scheduler:
     def schedule(
         self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget | None, drafts: int = 0
     ) -> Step | None:
-        """The next batch; None when nothing can run now.
+        """Chunks of prompts if `budget` affords any, else the decode rows; None when nothing can run now.
 
         can_start: whether a waiting sequence has what its prefill reads: the encoder outputs of all items behind its
             prefix hit (hit_pages), and its grammar.
-        budget: limits the prefill chunks; None: the batch gets none.
-        drafts: of each row, in a batch that may have some.
+        drafts: of each decode row, if none is guided.
         """
-        if budget is not None and budget.apart and not self.rows.needs.guided:
-            if chunks := self._chunks(can_start, budget):
-                needs = sampler_needs(tuple(chunk.sequence for chunk in chunks if chunk.is_last))
-                return Step(self.rows.slots[:0], (), 0, tuple(chunks), (), needs)
-            budget = None
+        if budget is not None and (chunks := self._chunks(can_start, budget)):
+            return Step(sampler_needs(tuple(chunk.sequence for chunk in chunks if chunk.is_last)), tuple(chunks))
+        drafts = 0 if self.rows.needs.guided else drafts
         allocations = self._grow(drafts)
-        chunks = self._chunks(can_start, budget) if budget is not None else []
         rows = self.rows
-        if not chunks and not len(rows.slots):
+        if not rows.members:
             return None
-        needs = rows.needs
-        if chunks:
-            ends = (chunk.sequence for chunk in chunks if chunk.is_last)
-            needs = sampler_needs((*rows.sequences, *ends))
-        if chunks or needs.guided:
-            drafts = 0
-        num_pages = pages_for(int(rows.next_keys(drafts).max()), self.pages.page_size) if len(rows.slots) else 0
-        return Step(rows.slots, rows.sequences, num_pages, tuple(chunks), tuple(allocations), needs, drafts)
+        num_pages = pages_for(int(rows.next_keys(drafts).max()), self.pages.page_size)
+        return Step(rows.needs, (), rows.slots, rows.sequences, num_pages, tuple(allocations), drafts)
 
     def _chunks(self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget) -> list[Chunk]:
         """Chunks of prompts that have begun or can be admitted, in order of priority: a short prompt that came later
         overtakes the rest of a long one."""
-        budget.tokens = min(budget.tokens, chunk_tokens(self._max_step_tokens, len(self.rows.slots)))
         if self.states is not None:
             budget.align(self.states.rows.page_size)
         chunks: list[Chunk] = []

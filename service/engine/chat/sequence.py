@@ -333,27 +333,25 @@ class SamplerNeeds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One batch: decode rows first, then prefill chunks."""
+    """One batch: the decode rows, or chunks of prompts."""
 
-    slots: np.ndarray
-    """Request slots of the decode rows, int64 [rows]."""
-    sequences: tuple[ChatSequence, ...]
-    """Sequences of the decode rows, in the order of `slots`."""
-    num_pages: int
-    """Block table entries that the longest decode row uses."""
-    chunks: tuple[Chunk, ...]
-    allocations: tuple[BlockAllocation, ...]
-    """Pages that decode rows got for this step; their block tables are written before it runs."""
     needs: SamplerNeeds
+    chunks: tuple[Chunk, ...] = ()
+    slots: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Request slots of the decode rows, int64 [rows]."""
+    sequences: tuple[ChatSequence, ...] = ()
+    """Sequences of the decode rows, in the order of `slots`."""
+    num_pages: int = 0
+    """Block table entries that the longest decode row uses."""
+    allocations: tuple[BlockAllocation, ...] = ()
+    """Pages that decode rows got for this step; their block tables are written before it runs."""
     drafts: int = 0
-    """Drafts of each decode row; the step then has no chunks, and no guided rows."""
+    """Drafts of each decode row; none where a row is guided."""
 
     @property
     def sampled(self) -> tuple[ChatSequence, ...]:
         """The sequences that get a token, in the order of the results."""
-        if not self.chunks:
-            return self.sequences
-        return (*self.sequences, *(chunk.sequence for chunk in self.chunks if chunk.is_last))
+        return self.sequences or tuple(chunk.sequence for chunk in self.chunks if chunk.is_last)
 
 
 def sampler_needs(sequences: tuple[ChatSequence, ...]) -> SamplerNeeds:

@@ -31,7 +31,7 @@ from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.sequence import ChatSequence, Step
 from service.engine.chat.slot_state import row_bytes
 from service.engine.chat.states import MOST_EACH, ROWS_EACH, StatePool
-from service.engine.core.faults import LaunchError, RepeatableLaunchError, launch_errors
+from service.engine.core.faults import LaunchError, launch_errors
 from service.engine.core.pages import PagePool, SlotPool, pages_for
 from service.engine.core.readback import Readback
 from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
@@ -105,9 +105,7 @@ class ChatWorker:
         limits = ChatLimits(self._max_context, positions, self._vocab_limit, config.max_waiting)
         pending = self._runner.drafts > 0
         states = StatePool(self.state_rows, self._pages, pending=pending) if self.state_rows else None
-        self._scheduler = Scheduler(
-            self._pages, SlotPool(config.slots), config.max_step_tokens, states, self._runner.keys_ahead
-        )
+        self._scheduler = Scheduler(self._pages, SlotPool(config.slots), states, self._runner.keys_ahead)
         self._requests = ChatRequests(
             self.name, limits, self._scheduler, self._vision, self._guidance, self._outbox, self._context
         )
@@ -119,8 +117,7 @@ class ChatWorker:
         return [*self._runner.graphs.runners, self._vision.runner]
 
     def capture_next(self, *, idle: bool) -> bool:
-        captured = any(runner.capture_next(idle=idle) for runner in self.graph_runners)
-        return captured or (idle and self._runner.measure_again(self._pacing, self._vision.runner))
+        return any(runner.capture_next(idle=idle) for runner in self.graph_runners)
 
     def calibrate(self) -> None:
         if self._context.device.type == "cuda":
@@ -224,31 +221,32 @@ class ChatWorker:
             self._observations.count("preemptions_total", preempted, model=self.name)
         if step is None:
             return False
-        self._rows_wait = len(step.slots) < len(self._scheduler.rows.slots)
-        decode_seconds = self._pacing.decode_seconds(len(step.slots), verifies=step.drafts > 0)
+        self._rows_wait = bool(step.chunks and rows)
         if (output := self._run(step)) is None:
             return True
         self._outbox.release()
         self._scheduler.launched(step)
         for chunk in step.chunks:
             self._requests.note_chunk(chunk, now)
+        spent = budget if step.chunks else None
+        decode_seconds = self._pacing.decode_seconds(len(step.slots), verifies=step.drafts > 0)
         launch = Launch(
             kind=output.kind,
-            size=len(step.slots),
+            size=len(step.slots) if spent is None else spent.used,
             route=output.route,
             launched_at=now,
-            predicted=decode_seconds,
+            predicted=decode_seconds if spent is None else spent.predicted,
             sequences=step.sampled,
             drafts=step.drafts,
             chunks=step.chunks,
+            budget=spent,
             pending_sampling=output.pending_sampling,
         )
         self._chunks_put_off = False
-        if budget is not None and not step.chunks:
-            self._chunks_put_off = budget.crowded and self._scheduler.has_chunks(self._can_start)
+        if spent is not None:
+            self._pacing.spend(rows, spent.predicted)
         elif budget is not None:
-            self._pacing.spend(rows, budget.predicted)
-            launch.add_chunks(budget)
+            self._chunks_put_off = budget.crowded and self._scheduler.has_chunks(self._can_start)
         if launch.pending_sampling is None:
             self._close_gap(decode_seconds)
             launch.readback = Readback(output.results, self._context.device)
@@ -260,14 +258,11 @@ class ChatWorker:
 
     def _run(self, step: Step) -> StepOutput | None:
         """Launches a step; None if that failed, in which case its requests have failed, too."""
-        chunks = [chunk.sequence for chunk in step.chunks]
         try:
             with launch_errors():
                 return self._runner.launch(step, self._vision.embeds)
-        except RepeatableLaunchError as error:
-            self._requests.fail(chunks, error)
         except LaunchError as error:
-            self._requests.fail([*chunks, *step.sequences], error)
+            self._requests.fail([*step.sequences, *(chunk.sequence for chunk in step.chunks)], error)
         return None
 
     def _close_gap(self, decode_seconds: float) -> None:
@@ -354,13 +349,12 @@ class ChatWorker:
         self._observations.observe("step_host_duration_seconds", host_seconds, **labels)
 
     def _learn(self, launch: Launch, seconds: float) -> None:
-        """Records how long a launch took; of chunks, without the decode rows beside them."""
+        """Records how long a launch took."""
         costs, chunks = self._pacing.costs, launch.budget
         if chunks is None:
             costs.observe(launch.kind, launch.size, seconds)
         else:
-            chunk_seconds = max(0.0, seconds - launch.decode_seconds)
-            costs.prefill.observe(chunks.padded(chunks.used), chunks.pairs, chunk_seconds)
+            costs.prefill.observe(chunks.padded(chunks.used), chunks.pairs, seconds)
 
     def _read_tokens(self, launch: Launch) -> None:
         assert launch.readback is not None

@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from service.engine.chat import runner as chat_runner
-from service.engine.chat.graphs import PrefillChoice, PrefillRoutes
-from service.engine.chat.sampler import log_probabilities
 from service.engine.engine import HEARTBEAT, MISSES_BEFORE_CAPTURE, Engine
 from service.graphs.runner import GraphRunner
 from service.link.messages import ChatDelta, ChatRequest, Drain, SpeechAppend, Stop
@@ -260,30 +258,23 @@ def test_a_request_whose_logits_are_nan_fails_alone(device: str) -> None:
     engine.assert_nothing_left()
 
 
-@pytest.mark.parametrize("graphs", [True, slow(False)])
-def test_an_answer_never_lacks_a_token_of_a_step_that_failed_after_sampling(
-    monkeypatch: pytest.MonkeyPatch, graphs: bool
-) -> None:
+def test_a_step_whose_rows_may_have_advanced_fails_them_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampling advances the rows on the device: what fails behind it has lost their tokens."""
-    run_chunks_eagerly(monkeypatch)
-    engine = InlineEngine(graphs=graphs)
+    engine = InlineEngine()
     engine.submit("running", TEXT, max_tokens=20, logprobs=1)
     for _ in range(4):
         engine.turn()
 
-    def fail_in_a_batch(logits: torch.Tensor, *args: Any) -> Any:
-        if len(logits) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return log_probabilities(logits, *args)
+    def fail(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(chat_runner, "log_probabilities", fail_in_a_batch)
-        engine.submit("unlucky", TEXT)
+        patch.setattr(chat_runner, "log_probabilities", fail)
         for _ in range(4):
             engine.turn()
     engine.submit("after", TEXT)
     engine.run()
-    assert set(engine.failures()) == {"running", "unlucky"} and len(engine.tokens("after")) == 8
+    assert set(engine.failures()) == {"running"} and len(engine.tokens("after")) == 8
     engine.assert_nothing_left()
 
 
@@ -394,11 +385,6 @@ def test_draining_finishes_what_runs_and_refuses_what_comes() -> None:
     engine.channel.commands.append(Stop())
     engine.engine.run()
     assert isinstance(engine.engine, Engine)
-
-
-def run_chunks_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where eager passes were measured to be faster, which a CPU does not measure."""
-    monkeypatch.setattr(PrefillRoutes, "choose", lambda *_: PrefillChoice(None, "measured"))
 
 
 def test_a_step_that_must_be_made_beside_listeners_is_a_small_one() -> None:

@@ -17,9 +17,9 @@ from tests.support.tiny_chat import tiny_item, tiny_prompt
 PAGE = 4
 
 
-def scheduler(num_pages: int, *, max_step_tokens: int = 4096) -> Scheduler:
+def scheduler(num_pages: int) -> Scheduler:
     """Over `num_pages` pages that can be used."""
-    return Scheduler(PagePool(num_pages + 1, PAGE), SlotPool(8), max_step_tokens)
+    return Scheduler(PagePool(num_pages + 1, PAGE), SlotPool(8))
 
 
 def sequence(name: str, token: int, length: int, *, arrival: float = 0.0, max_tokens: int = 100) -> ChatSequence:
@@ -94,22 +94,6 @@ def test_short_prompts_pass_long_ones_that_have_not_waited_for_long() -> None:
                 made.finish(chunk.sequence)
     assert max(wait for name, wait in waits.items() if name.startswith("short")) <= 6
     assert max(waits.values()) <= 50 and len(waits) == 14
-
-
-def test_decode_rows_leave_a_prompt_a_part_of_every_step() -> None:
-    """A token budget below the number of rows: without a part of its own the prompt would wait until rows end."""
-    budget, rows, length = 4, 6, 10
-    made = scheduler(64, max_step_tokens=budget)
-    for number in range(rows):
-        made.add(sequence(f"row {number}", number + 1, 1))
-    while made.has_prefills():
-        launch(made)
-    made.add(sequence("prompt", 50, length))
-    for _ in range(length):
-        step = launch(made)
-        assert step is not None and len(step.slots) == rows
-        assert [chunk.length for chunk in step.chunks] == [budget // 4]
-    assert len(made.rows.members) == rows + 1
 
 
 def lengths(step: Step | None) -> dict[str, int]:

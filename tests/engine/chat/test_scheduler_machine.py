@@ -34,7 +34,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pages = PagePool(PAGES + 1, PAGE)
-        self.scheduler = Scheduler(self.pages, SlotPool(SLOTS), STEP_TOKENS)
+        self.scheduler = Scheduler(self.pages, SlotPool(SLOTS))
         self.cost = PrefillCost()
         self.cost.start(1e-3, 1e-4, 1e-7)
         self.written: dict[int, tuple[ChatSequence, int]] = {}
@@ -227,7 +227,7 @@ class StateMachine(SchedulerMachine):
         self.patch.setattr(states, "PROMPT_TAIL", 2)
         self.patch.setattr(states, "ALONG", 2 * self.INTERVAL)
         self.states = states.StatePool(1 + states.ROWS_EACH * SLOTS + 2, self.pages)
-        self.scheduler = Scheduler(self.pages, SlotPool(SLOTS), STEP_TOKENS, self.states)
+        self.scheduler = Scheduler(self.pages, SlotPool(SLOTS), self.states)
         self.content: dict[int, tuple[ChatSequence, int]] = {}
         self.device: dict[int, tuple[list[int], int, bool]] = {}
 

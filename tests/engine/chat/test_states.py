@@ -11,10 +11,8 @@ import torch
 from models.interfaces.media import Prompt
 from models.layers.kv_cache import STATE_INTERVAL
 from service.engine import memory
-from service.engine.chat import runner as chat_runner
 from service.engine.chat import scheduler as chat_scheduler
 from service.engine.chat import states as chat_states
-from service.engine.chat.sequence import Step
 from tests.models.families.family import FAMILIES
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
@@ -165,25 +163,6 @@ def test_an_answer_leaves_the_state_at_its_last_boundary(ended: str) -> None:
     assert made.cached_tokens()["next"] == (100 + len(told)) // STATE_INTERVAL * STATE_INTERVAL >= 128
     assert got == answer(engine(graphs=False), "it", following)
     made.assert_nothing_left()
-
-
-@pytest.mark.parametrize("graphs", [True, False])
-def test_decode_rows_do_not_ride_in_a_pass_of_chunks(monkeypatch: pytest.MonkeyPatch, graphs: bool) -> None:
-    seen: list[tuple[int, int]] = []
-    real = chat_runner.ChatRunner._backbone
-
-    def backbone(self: Any, step: Step, *rest: Any) -> Any:
-        seen.append((len(step.slots), len(step.chunks)))
-        return real(self, step, *rest)
-
-    monkeypatch.setattr(chat_runner.ChatRunner, "_backbone", backbone)
-    made = engine(graphs=graphs)
-    made.submit("first", text(20), max_tokens=30)
-    for _ in range(4):
-        made.turn()
-    answer(made, "second", text(200))
-    assert {kind for kind, _ in made.routes()} >= {"decode"} and len(seen) > 4 and not any(rows for rows, _ in seen)
-    assert len(made.tokens("first")) == 30
 
 
 def test_few_rows_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
