@@ -4,16 +4,14 @@ A step computes chunks of prompts, or advances every decode row by one token. Th
 admission, those of new tokens as needed. When no page is left, the sequence that was admitted last is preempted: it
 goes back to the waiting queue and is computed again later.
 
-A page can be shared from the launch that fills it on: by later steps, which run behind it, and by later chunks of the
-same step, since each layer writes the keys of all chunks before any of them attends. With recurrent state
-(service.engine.chat.states) the later chunk waits for the next step, since it also needs the state.
+A page can be shared from the launch that fills it on, by later steps, which run behind it. A prompt whose next page is
+filled for another one in this step waits for the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import takewhile
 
 import numpy as np
 
@@ -98,8 +96,7 @@ class Scheduler:
         if self.states is not None:
             budget.align(self.states.rows.page_size)
         chunks: list[Chunk] = []
-        filled: dict[Digest, int] = {}  # Pages that these chunks fill.
-        followers: list[ChatSequence] = []  # Admitted with some of them.
+        filled: set[Digest] = set()  # Of pages that these chunks fill.
         admitting = True
         seconds = OVERTAKEN * (budget.cost.coefficients[1] or SECONDS_PER_PROMPT_TOKEN)
         waiting = (*self._prefilling, *self._admissible(can_start))
@@ -110,32 +107,30 @@ class Scheduler:
                 self._look_up(sequence)
                 if not can_start(sequence):
                     continue  # Part of its hit was evicted: it needs items that are not encoded any more.
-                if self.states is not None and self.states.awaited(sequence, self._prefilling):
+                if self._awaits(sequence, filled):
                     continue
-                found = _next_pages(sequence, filled) if self.states is None else []
-                affords = budget.affords((sequence.hit_pages + len(found)) * self.pages.page_size)
-                if not affords or not self._admit(sequence, found):
+                if not budget.affords(sequence.hit_pages * self.pages.page_size) or not self._admit(sequence):
                     admitting = False
                     continue
-                if found:
-                    followers.append(sequence)
             self._add_chunk(chunks, sequence, budget, filled)
         self._give_back(chunks, budget)
-        self._put_back(followers, chunks)
         return chunks if self.states is None else [self.states.with_snapshot(chunk) for chunk in chunks]
 
-    def _add_chunk(
-        self, chunks: list[Chunk], sequence: ChatSequence, budget: ChunkBudget, filled: dict[Digest, int]
-    ) -> None:
+    def _awaits(self, sequence: ChatSequence, filled: set[Digest]) -> bool:
+        """Whether what the prompt goes on with is being computed for another one."""
+        if self.states is not None:
+            return self.states.awaited(sequence, self._prefilling)
+        hit = sequence.hit_pages
+        return hit < sequence.largest_hit(len(sequence.digests)) and sequence.digests[hit] in filled
+
+    def _add_chunk(self, chunks: list[Chunk], sequence: ChatSequence, budget: ChunkBudget, filled: set[Digest]) -> None:
         start, size = sequence.num_prefilled, self.pages.page_size
         length = self._cut(sequence, start, min(budget.affords(start), sequence.remaining_prefill))
         if length > 0:
             end = start + length
             chunks.append(Chunk(sequence, start, end, is_last=end == sequence.num_tokens))
             budget.spend(length, start)
-            full = slice(start // size, end // size)
-            for digest, page in zip(sequence.digests[full], sequence.pages[full], strict=True):
-                filled.setdefault(digest, page)
+            filled.update(sequence.digests[start // size : end // size])
 
     def _cut(self, sequence: ChatSequence, start: int, length: int) -> int:
         return length if self.states is None else self.states.cut(sequence, start, length)
@@ -152,26 +147,16 @@ class Scheduler:
             if length:
                 chunks.append(replace(chunk, end=chunk.start + length, is_last=False))
 
-    def _put_back(self, followers: list[ChatSequence], chunks: list[Chunk]) -> None:
-        """Takes back the admission of followers whose chunk was given back. The chunk that fills their pages may have
-        been shortened, and a launch that fails must end all that hold pages of it: these are in the batch."""
-        kept = {chunk.sequence for chunk in chunks}
-        for sequence in reversed(followers):
-            if sequence not in kept:
-                self._release(sequence)
-                self.waiting.insert(0, sequence)
-
     def _admissible(self, can_start: Callable[[ChatSequence], bool]) -> list[ChatSequence]:
         """Waiting sequences that lack nothing but a slot and pages."""
         return [sequence for sequence in self.waiting if not sequence.num_unread and can_start(sequence)]
 
-    def _admit(self, sequence: ChatSequence, found: list[int]) -> bool:
+    def _admit(self, sequence: ChatSequence) -> bool:
         """Allocates a slot, and pages for all known tokens and the next one; False if there are too few. Keeps one page
-        per decode row free, so that an admission does not cause a preemption at once. found: pages behind the hit that
-        are filled in this step."""
+        per decode row free, so that an admission does not cause a preemption at once."""
         if not self.slots.num_free:
             return False
-        shared = self.pages.share(sequence.digests[: sequence.hit_pages]) + self.pages.hold(found)
+        shared = self.pages.share(sequence.digests[: sequence.hit_pages])
         num_keys = sequence.num_tokens + 1 + self.rows.keys_ahead
         num_keys = min(num_keys, sequence.num_prompt_tokens + sequence.max_new_tokens - 1)
         wanted = pages_for(num_keys, self.pages.page_size) - len(shared)
@@ -297,12 +282,6 @@ class Scheduler:
         self.pages.release(sequence.pages)
         sequence.slot, sequence.pages = 0, []
         sequence.num_prefilled = sequence.num_indexed = 0
-
-
-def _next_pages(sequence: ChatSequence, filled: Mapping[Digest, int]) -> list[int]:
-    """Pages of `filled` that go on where the sequence's prefix hit ends."""
-    missed = sequence.digests[sequence.hit_pages : sequence.largest_hit(len(sequence.digests))]
-    return [filled[digest] for digest in takewhile(filled.__contains__, missed)]
 
 
 def priority(sequence: ChatSequence, seconds: float) -> float:

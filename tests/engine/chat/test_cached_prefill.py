@@ -106,32 +106,6 @@ def test_any_mix_of_chunks_replays_as_it_runs_eagerly(
                 torch.testing.assert_close(layer[name][slot_mapping], values[name][slot_mapping], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_chunk_reads_pages_that_another_chunk_of_its_pass_fills(family: str, device: str) -> None:
-    """Replayed and eagerly, as if the second came in a later pass. The third reads what both fill."""
-    made, chunks = prefill(family, device), [(0, 11), (8, 5), (12, 3)]
-    torch.manual_seed(3)
-    pages = (torch.randperm(SLOTS * PAGES) + 1).view(SLOTS, PAGES)
-    pages[1:3, :2], pages[2, 2] = pages[0, :2], pages[1, 2]
-    with torch.inference_mode():
-        made.state.block_tables.zero_()
-        made.state.block_tables[1:] = pages.int()
-        hidden = torch.randn(19, made.width, device=device)
-        rows, results = hidden.split([new for _, new in chunks]), list[Tensor]()
-        for run in (_eagerly, _replayed):
-            for layer in made.cache.caches:
-                for values in layer.values():
-                    values.fill_(NAN)
-            results.append(run(made, pages, chunks, hidden)[0].clone())
-        for layer in made.cache.caches:
-            for values in layer.values():
-                values.fill_(NAN)
-        one_by_one = [_eagerly(made, pages[i : i + 1], chunks[i : i + 1], rows[i])[0] for i in range(len(chunks))]
-    for result in results:
-        torch.testing.assert_close(result, torch.cat(one_by_one), atol=1e-4, rtol=1e-4)
-
-
 def _sequences(pages: Tensor, chunks: list[tuple[int, int]]) -> list[PagedSequence]:
     return [PagedSequence(row.tolist(), cached) for row, (cached, _) in zip(pages, chunks, strict=False)]
 

@@ -101,12 +101,13 @@ def lengths(step: Step | None) -> dict[str, int]:
     return {chunk.sequence.request.request_id: chunk.length for chunk in step.chunks}
 
 
-def test_prompts_of_one_step_share_the_pages_that_it_fills() -> None:
-    """Whole ones that are next, and never the last token of a prompt."""
+def test_prompts_that_begin_alike_wait_for_the_step_that_fills_their_pages() -> None:
+    """Whole pages that are next, and never the last token of a prompt."""
     made = scheduler(64)
     for name, token, length in (("first", 1, 4 * PAGE), ("same", 1, 4 * PAGE), ("long", 1, 6 * PAGE), ("other", 2, 9)):
         made.add(sequence(name, token, length))
-    assert lengths(launch(made)) == {"first": 4 * PAGE, "same": PAGE, "other": 9, "long": 2 * PAGE}
+    assert lengths(launch(made)) == {"first": 4 * PAGE, "other": 9}
+    assert lengths(launch(made)) == {"same": PAGE, "long": 2 * PAGE}
     first, same, _, long = sorted(made.running.values(), key=lambda s: "first same other long".index(s.request_id))
     assert first.pages[:3] == same.pages[:3] and first.pages[:4] == long.pages[:4] and first.pages[3] != same.pages[3]
     for one in (first, long, same):
@@ -114,22 +115,6 @@ def test_prompts_of_one_step_share_the_pages_that_it_fills() -> None:
         made.pages.check()
     made.add(sequence("later", 1, 6 * PAGE + 1))
     assert lengths(launch(made)) == {"later": 1}, "also what those have computed that shared"
-
-
-def test_one_that_would_share_waits_if_its_chunk_is_given_back() -> None:
-    """12 tokens would be padded to 30, which takes too long, so the step has 7: too few to fill the second page."""
-    made = scheduler(64)
-    first, second, third = (sequence(name, 1, 10) for name in ("first", "second", "third"))
-    cost = PrefillCost()
-    cost.start(1e-3, 1e-4, 1e-9)
-    for one in (first, second):
-        made.add(one)
-    made.add(third)
-    step = made.schedule(lambda sequence: True, ChunkBudget(40, 2.3e-3, min_tokens=2, cost=cost, sizes=(7, 30)))
-    assert step is not None and lengths(step) == {"first": 7}
-    assert made.waiting == [second, third] and second.slot == 0 and made.pages.num_used == len(first.pages)
-    made.launched(step)
-    assert lengths(launch(made)) == {"first": 3, "second": 2, "third": 2}
 
 
 def made_sequence(prompt: Prompt, **sampling: object) -> ChatSequence:
