@@ -223,7 +223,6 @@ class StateMachine(SchedulerMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(states, "STATE_INTERVAL", self.INTERVAL)
         self.patch.setattr(states, "PROMPT_TAIL", 2)
-        self.patch.setattr(states, "ALONG", 2 * self.INTERVAL)
         self.states = states.StatePool(1 + states.ROWS_EACH * SLOTS + 2, self.pages)
         self.scheduler = Scheduler(self.pages, SlotPool(SLOTS), self.states)
         self.content: dict[int, tuple[ChatSequence, int]] = {}
@@ -299,7 +298,6 @@ class StateMachine(SchedulerMachine):
             owner, end = self.content[row]
             owner.extend_digests(owner.num_tokens)
             assert owner.digests[end // PAGE - 1] == digest and end % self.INTERVAL == 0 and digest in self.pages
-        assert self.states._along.keys() <= self.states.rows._index.keys() and len(self.states._along) <= 2
 
     def teardown(self) -> None:
         super().teardown()
