@@ -11,7 +11,6 @@ filled for another one in this step waits for the next.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -95,10 +94,10 @@ class Scheduler:
         overtakes the rest of a long one."""
         if self.states is not None:
             budget.align(self.states.rows.page_size)
-        chunks: list[Chunk] = []
+        chunks, size = list[Chunk](), self.pages.page_size
         filled: set[Digest] = set()  # Of pages that these chunks fill.
         admitting = True
-        seconds = OVERTAKEN * (budget.cost.coefficients[1] or SECONDS_PER_PROMPT_TOKEN)
+        seconds = OVERTAKEN * (budget.cost.token or SECONDS_PER_PROMPT_TOKEN)
         waiting = (*self._prefilling, *self._admissible(can_start))
         for sequence in sorted(waiting, key=lambda sequence: priority(sequence, seconds)):
             if not sequence.slot:
@@ -109,11 +108,18 @@ class Scheduler:
                     continue  # Part of its hit was evicted: it needs items that are not encoded any more.
                 if self._awaits(sequence, filled):
                     continue
-                if not budget.affords(sequence.hit_pages * self.pages.page_size) or not self._admit(sequence):
+                if not budget.affords(sequence.hit_pages * size) or not self._admit(sequence):
                     admitting = False
                     continue
-            self._add_chunk(chunks, sequence, budget, filled)
-        self._give_back(chunks, budget)
+            start = sequence.num_prefilled
+            length = min(budget.affords(start), sequence.remaining_prefill)
+            if self.states is not None:
+                length = self.states.cut(sequence, start, length)
+            if length:
+                end = start + length
+                budget.spend(length, start)
+                filled.update(sequence.digests[start // size : end // size])
+                chunks.append(Chunk(sequence, start, end, is_last=end == sequence.num_tokens))
         return chunks if self.states is None else [self.states.with_snapshot(chunk) for chunk in chunks]
 
     def _awaits(self, sequence: ChatSequence, filled: set[Digest]) -> bool:
@@ -122,30 +128,6 @@ class Scheduler:
             return self.states.awaited(sequence, self._prefilling)
         hit = sequence.hit_pages
         return hit < sequence.largest_hit(len(sequence.digests)) and sequence.digests[hit] in filled
-
-    def _add_chunk(self, chunks: list[Chunk], sequence: ChatSequence, budget: ChunkBudget, filled: set[Digest]) -> None:
-        start, size = sequence.num_prefilled, self.pages.page_size
-        length = self._cut(sequence, start, min(budget.affords(start), sequence.remaining_prefill))
-        if length > 0:
-            end = start + length
-            chunks.append(Chunk(sequence, start, end, is_last=end == sequence.num_tokens))
-            budget.spend(length, start)
-            filled.update(sequence.digests[start // size : end // size])
-
-    def _cut(self, sequence: ChatSequence, start: int, length: int) -> int:
-        return length if self.states is None else self.states.cut(sequence, start, length)
-
-    def _give_back(self, chunks: list[Chunk], budget: ChunkBudget) -> None:
-        """Shortens the last chunks so that a smaller captured prefill can be replayed, where the budget prefers
-        that."""
-        excess = budget.excess(finished=all(chunk.is_last for chunk in chunks))
-        while excess > 0:
-            chunk = chunks.pop()
-            length = self._cut(chunk.sequence, chunk.start, max(0, chunk.length - excess))
-            budget.spend(length - chunk.length, chunk.start)
-            excess -= chunk.length - length
-            if length:
-                chunks.append(replace(chunk, end=chunk.start + length, is_last=False))
 
     def _admissible(self, can_start: Callable[[ChatSequence], bool]) -> list[ChatSequence]:
         """Waiting sequences that lack nothing but a slot and pages."""

@@ -61,7 +61,7 @@ def test_one_prompt_is_computed_once_for_all_that_come_together(
     engine.submit("before", tiny_prompt([[9] * 6]), max_tokens=40)
     pacing = engine.worker._pacing
     pacing.gaps = Gaps(None)
-    pacing.costs.prefill.start(1.0, 1e-9, 1e-12)
+    pacing.costs.prefill.start({100: 1e-7}, 1e-12)
     monkeypatch.setattr(engine.worker, "_learn", lambda *_: None)  # Steps must not depend on the machine.
     for _ in range(4):
         engine.turn()

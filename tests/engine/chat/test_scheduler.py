@@ -77,7 +77,7 @@ def test_short_prompts_pass_long_ones_that_have_not_waited_for_long() -> None:
     """Four long prompts at once and a short one every fifth step, at a second a step of 100 tokens, which is what the
     cost of prefills says: a short one waits for less than a long one takes, and every long one ends."""
     made, cost = scheduler(4000), PrefillCost()
-    cost.start(1e-9, 0.01, 1e-12)
+    cost.start({100: 1.0}, 1e-12)
     for number in range(4):
         made.add(sequence(f"long {number}", number + 1, 1200, max_tokens=1))
     waits: dict[str, float] = {}

@@ -36,7 +36,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.pages = PagePool(PAGES + 1, PAGE)
         self.scheduler = Scheduler(self.pages, SlotPool(SLOTS))
         self.cost = PrefillCost()
-        self.cost.start(1e-3, 1e-4, 1e-7)
+        self.cost.start({size: 1e-3 + 1e-4 * size for size in SIZES}, 1e-7)
         self.written: dict[int, tuple[ChatSequence, int]] = {}
         self.in_flight: deque[Step] = deque()
         self.alive: list[ChatSequence] = []
