@@ -13,7 +13,7 @@ import numpy as np
 
 from models.interfaces.media import MediaItem, Prompt
 from service.engine.core.request_stats import RequestStats
-from service.link.messages import ChatDelta, ChatRequest, TokenInfo
+from service.link.messages import ChatDelta, ChatRequest, PhaseTimes, TokenInfo
 from service.link.sampling import SamplingParams
 
 
@@ -141,13 +141,20 @@ class ChatSequence:
         """Known tokens whose keys no launched step writes."""
         return self.num_tokens - self.num_prefilled
 
-    def delta(self, tokens: tuple[int, ...], infos: tuple[TokenInfo, ...] = (), reason: str | None = None) -> ChatDelta:
+    def delta(
+        self,
+        tokens: tuple[int, ...],
+        infos: tuple[TokenInfo, ...] = (),
+        reason: str | None = None,
+        times: PhaseTimes | None = None,
+        hidden: np.ndarray | None = None,
+    ) -> ChatDelta:
         """New tokens for the client; with a `reason` (finish_reason), the last ones. Those with drafts may be the last
         without one, too, by a stop string."""
         last = reason is not None
         steps = self.stats.counts() if last or self.stats.drafted else None
         classes = self.classes if last else None
-        return ChatDelta(self.request_id, tokens, infos, reason, self.cached_tokens, steps, classes=classes)
+        return ChatDelta(self.request_id, tokens, infos, reason, self.cached_tokens, steps, times, hidden, classes)
 
     def token_ids(self, start: int, end: int) -> np.ndarray:
         """Known tokens [start, end), int64."""

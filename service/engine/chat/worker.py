@@ -25,7 +25,7 @@ from service.engine.chat.encoder import EncodeError, VisionStage
 from service.engine.chat.guided.guidance import Guidance, MaskJob, hosts_of
 from service.engine.chat.in_flight import InFlight, Launch
 from service.engine.chat.pacing import ITL_TARGET, Pacing
-from service.engine.chat.requests import ChatLimits, ChatRequests, Outbox, phase_times, token_infos, with_times
+from service.engine.chat.requests import ChatLimits, ChatRequests, Outbox, token_infos
 from service.engine.chat.runner import ChatRunner, StepOutput
 from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.sequence import ChatSequence, Step
@@ -38,7 +38,7 @@ from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, R
 from service.engine.memory import state_bytes
 from service.graphs.runner import GraphRunner
 from service.link.config import ConfigurationError
-from service.link.messages import Abort, ChatDelta, ChatRequest, ModelState, Outputs, TokenInfo
+from service.link.messages import Abort, ChatRequest, ModelState, Outputs, PhaseTimes, TokenInfo
 
 _MAX_IN_FLIGHT = 2
 """Launches in flight: one runs and the next is queued behind it, so that the GPU does not wait for Python."""
@@ -334,15 +334,10 @@ class ChatWorker:
         for chunk in launch.chunks:
             if not chunk.is_last:
                 chunk.sequence.stats.add(launch.route == "replay", launch.rows)
-        first = phase_times(launch.chunks, now)
-        for times in first.values():
-            self._observations.observe("prefill_duration_seconds", now - times.scheduled, model=self.name)
         if any(chunk.sequence.classes is not None for chunk in launch.chunks):
             self._read_classes(launch)
         if launch.sequences:
-            self._read_tokens(launch)
-        if first:
-            self._outbox.deltas = with_times(self._outbox.deltas, first)
+            self._read_tokens(launch, now)
         labels = {"model": self.name, "kind": launch.kind}
         self._observations.observe("step_duration_seconds", seconds, **labels, route=launch.route)
         host_seconds = launch.host_seconds + time.perf_counter() - started
@@ -356,13 +351,11 @@ class ChatWorker:
         else:
             costs.prefill.observe(chunks.padded(chunks.used), chunks.pairs, seconds)
 
-    def _read_tokens(self, launch: Launch) -> None:
+    def _read_tokens(self, launch: Launch, now: float) -> None:
         assert launch.readback is not None
         results = launch.readback.read()
         tokens, stops = results["results"].T.tolist()
-        page_size, deltas, ended = self._pages.page_size, self._outbox.deltas, list[ChatSequence]()
-        if (hidden := results.get("hidden")) is not None:
-            self._report_hidden(launch.sequences, hidden)
+        page_size, ended, hidden = self._pages.page_size, list[ChatSequence](), results.get("hidden")
         with_logprobs, replayed, rows = "logprobs" in results, launch.route == "replay", launch.rows
         width = 1 + launch.drafts
         for number, sequence in enumerate(launch.sequences):
@@ -378,6 +371,7 @@ class ChatWorker:
                 sequence.num_stated = sequence.num_tokens - 1
             new = tuple(tokens[row : row + count])
             generated = sequence.generated
+            times = self._first_times(sequence, now) if launch.chunks and not generated else None
             generated.extend(new)
             infos: tuple[TokenInfo, ...] = ()
             if with_logprobs:
@@ -391,18 +385,22 @@ class ChatWorker:
                 self._scheduler.index(sequence, num_keys)
             if stop < 0:
                 self._requests.fail_corrupt(sequence)
-            elif stop == 1:
-                deltas.append(sequence.delta(new, infos, "stop"))
-                self._requests.finish(sequence)
-            elif len(generated) < sequence.max_new_tokens:
-                deltas.append(sequence.delta(new, infos))
-            else:
-                deltas.append(sequence.delta(new, infos, "length"))
+                continue
+            reason = "stop" if stop == 1 else "length" if len(generated) >= sequence.max_new_tokens else None
+            vector = None if hidden is None else hidden[number].copy()
+            self._outbox.deltas.append(sequence.delta(new, infos, reason, times, vector))
+            if reason is not None:
                 ended.append(sequence)
         for sequence in ended:
             self._requests.finish(sequence)
         if launch.drafts:
             self._scheduler.rows.leave()
+
+    def _first_times(self, sequence: ChatSequence, now: float) -> PhaseTimes:
+        times = sequence.stats.times(now)
+        assert times is not None
+        self._observations.observe("prefill_duration_seconds", now - times.scheduled, model=self.name)
+        return times
 
     def _settle(self, sequence: ChatSequence, drafts: int, count: int, stops: list[int]) -> None:
         """Counts the drafts of a row that brought `count` tokens, beside one that stopped it. stops [1 + drafts]: as of
@@ -427,12 +425,6 @@ class ChatWorker:
                 marks = chunk.sequence.marks(chunk.start, chunk.end)
                 chunk.sequence.classes[marks] = classes[first : first + marks.stop - marks.start]
                 first += marks.stop - marks.start
-
-    def _report_hidden(self, sequences: tuple[ChatSequence, ...], hidden: np.ndarray) -> None:
-        """Send hidden vectors in deltas of their own, before those of the tokens."""
-        for sequence, vector in zip(sequences, hidden, strict=True):
-            if not sequence.finished:
-                self._outbox.deltas.append(ChatDelta(sequence.request_id, (), hidden=vector.copy()))
 
     def state(self) -> ModelState:
         scheduler = self._scheduler

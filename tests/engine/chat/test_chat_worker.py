@@ -57,10 +57,9 @@ def test_answers_in_a_batch_are_the_answers_alone(device: str, graphs: bool) -> 
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_the_last_delta_says_how_a_request_was_computed(graphs: bool) -> None:
-    prompt = tiny_prompt([[1, 2], tiny_item(1, [8, 6]), [3]])
     engine = InlineEngine(graphs=graphs)
-    engine.submit("first", prompt, max_tokens=6)
-    engine.submit("second", prompt, max_tokens=6)
+    for name, token in (("first", 1), ("second", 2)):
+        engine.submit(name, tiny_prompt([[token], tiny_item(1, [8, 6]), [3]]), max_tokens=6)
     engine.run()
     deltas = [delta for outputs in engine.channel.outputs for delta in outputs.chat]
     assert all((delta.steps is not None) == (delta.finish_reason is not None) for delta in deltas)
