@@ -72,7 +72,7 @@ def test_no_answer_changes_if_every_pass_runs_out_of_memory_at_first(
     engine = InlineEngine(max_running=8, **settings)
     runner, vision = engine.worker._runner, engine.worker._vision
     faults = (
-        OutOfMemory(monkeypatch, runner, "_backbone").at_first_tries_of(runner, "_launch_prefill"),
+        OutOfMemory(monkeypatch, runner, "_sample_or_hold").at_first_tries_of(runner, "_launch_prefill"),
         OutOfMemory(monkeypatch, vision, "_store").at_first_tries_of(vision, "_launch_pass"),
     )
     assert answers(engine, guided=guided) == expected
@@ -82,16 +82,6 @@ def test_no_answer_changes_if_every_pass_runs_out_of_memory_at_first(
     assert sum(found.values()) == sum(fault.failed for fault in faults) > 10
     if "num_pages" in settings:
         assert engine.counter("preemptions_total")
-
-
-@pytest.mark.slow
-def test_nor_if_a_prefill_runs_out_of_memory_behind_its_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rows are sampled a second time."""
-    expected, engine = answers(InlineEngine(max_running=8), guided=False), InlineEngine(max_running=8)
-    runner = engine.worker._runner
-    fault = OutOfMemory(monkeypatch, runner, "_sample_or_hold").at_first_tries_of(runner, "_launch_prefill")
-    assert answers(engine, guided=False) == expected
-    assert counted(engine) == {("prefill", "succeeded"): fault.failed} and fault.failed > 5
 
 
 @pytest.mark.parametrize("graphs", [True, slow(False)])
