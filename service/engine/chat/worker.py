@@ -381,7 +381,7 @@ class ChatWorker:
                 self._settle(sequence, launch.drafts, count, stops[row : row + width])
             num_keys = sequence.num_prompt_tokens + len(generated) - 1
             # Full pages become findable in the prefix index. The newest token has no key yet; those before it have.
-            if num_keys // page_size > sequence.num_indexed and not sequence.num_unread:
+            if num_keys // page_size > sequence.num_indexed:
                 self._scheduler.index(sequence, num_keys)
             if stop < 0:
                 self._requests.fail_corrupt(sequence)

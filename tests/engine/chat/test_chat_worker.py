@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from service.engine.chat import runner as chat_runner
 from service.engine.engine import HEARTBEAT, MISSES_BEFORE_CAPTURE, Engine
 from service.graphs.runner import GraphRunner
 from service.link.messages import ChatDelta, ChatRequest, Drain, SpeechAppend, Stop
@@ -254,26 +253,6 @@ def test_a_request_whose_logits_are_nan_fails_alone(device: str) -> None:
     }
     assert "not finite" in failures["plain"].message and engine.counter("corrupted_requests_total") == 4
     assert engine.tokens("later") == [70] and engine.tokens("good") == alone.tokens("good")
-    engine.assert_nothing_left()
-
-
-def test_a_step_whose_rows_may_have_advanced_fails_them_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sampling advances the rows on the device: what fails behind it has lost their tokens."""
-    engine = InlineEngine()
-    engine.submit("running", TEXT, max_tokens=20, logprobs=1)
-    for _ in range(4):
-        engine.turn()
-
-    def fail(*args: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(chat_runner, "log_probabilities", fail)
-        for _ in range(4):
-            engine.turn()
-    engine.submit("after", TEXT)
-    engine.run()
-    assert set(engine.failures()) == {"running"} and len(engine.tokens("after")) == 8
     engine.assert_nothing_left()
 
 
