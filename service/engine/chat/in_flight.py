@@ -88,17 +88,13 @@ class InFlight:
         return last if last is not None and last.pending_sampling is not None else None
 
     def unread(self, sequences: Sequence[ChatSequence]) -> list[Unread]:
-        """Where tokens of these sequences that were launched but not read yet will arrive."""
-        launched = [
-            (launch.readback, launch.sequences) for launch in self._launches if launch.readback and launch.sequences
-        ]
-        if len(launched) == 1 and launched[0][1] is sequences:  # As in most steps.
-            return [((launched[0][0], row),) for row in range(len(sequences))]
-        places: dict[ChatSequence, list[tuple[Readback, int]]] = {}
-        for readback, rows in launched:
-            for row, sequence in enumerate(rows):
-                places.setdefault(sequence, []).append((readback, row))
-        return [places.get(sequence, ()) for sequence in sequences]
+        """Where tokens of these sequences that were launched but not read yet will arrive. When a step is launched, at
+        most one other has not been read."""
+        launch = next((launch for launch in self._launches if launch.readback and launch.sequences), None)
+        if launch is None or launch.readback is None:
+            return [()] * len(sequences)
+        rows = {sequence: row for row, sequence in enumerate(launch.sequences)}
+        return [((launch.readback, rows[one]),) if one in rows else () for one in sequences]
 
     def holds(self, readbacks: Sequence[Readback]) -> bool:
         """Whether the results of a launch with one of these have not been read."""
