@@ -87,7 +87,14 @@ class Scheduler:
         if not rows.members:
             return None
         num_pages = pages_for(int(rows.next_keys(drafts).max()), self.pages.page_size)
-        return Step(rows.needs, (), rows.slots, rows.sequences, num_pages, tuple(allocations), drafts)
+        return Step(
+            rows.needs,
+            slots=rows.slots,
+            sequences=rows.sequences,
+            num_pages=num_pages,
+            allocations=tuple(allocations),
+            drafts=drafts,
+        )
 
     def _chunks(self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget) -> list[Chunk]:
         """Chunks of prompts that have begun or can be admitted, in order of priority: a short prompt that came later

@@ -209,10 +209,10 @@ class ChatWorker:
         started = time.perf_counter()
         preemptions, rows = self._scheduler.num_preemptions, len(self._scheduler.rows.slots)
         drafts = self._draft_length.choose(rows, self._pacing.costs)
-        if self._pacing.decode_seconds(rows, verifies=drafts > 0) > allowance and not must:
-            drafts = 0
-        if self._pacing.decode_seconds(rows, verifies=drafts > 0) > allowance and not must:
+        if not must and self._pacing.decode_seconds(rows) > allowance:
             return False
+        if not must and self._pacing.decode_seconds(rows, verifies=True) > allowance:
+            drafts = 0
         budget = None
         if self._scheduler.has_prefills() and not (rows and self._rows_wait):
             budget = self._pacing.chunk_budget(rows, allowance, self._runner.prefill_sizes, must=must)
