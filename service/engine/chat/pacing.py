@@ -39,7 +39,7 @@ class SizeMeans:
         index = bisect_left(self._sizes, size)
         if self._sizes[index : index + 1] != [size]:
             self._sizes.insert(index, size)
-            self._seconds.insert(index, seconds)
+            self._seconds.insert(index, min([seconds, *self._seconds[index : index + 1]]))
         before = self._seconds[index] or seconds
         seconds = min(seconds, _MAX_OVER_MEAN * before)
         mean = before + (_WEIGHT_ABOVE if seconds > before else _WEIGHT_BELOW) * (seconds - before)
@@ -51,15 +51,15 @@ class SizeMeans:
         costs as much as the smallest."""
         index = bisect_left(self._sizes, size)
         if index == len(self._sizes):
-            return self.each * size
+            return self.per_unit * size
         if not index:
             return self._seconds[0]
         (low, high), (cost, more) = self._sizes[index - 1 : index + 1], self._seconds[index - 1 : index + 1]
         return cost + (more - cost) * (size - low) / (high - low)
 
     @property
-    def each(self) -> float:
-        """Seconds of one of the largest measured size; 0 before the first measurement."""
+    def per_unit(self) -> float:
+        """Seconds of the largest measured size, divided by it; 0 before the first measurement."""
         return self._seconds[-1] / self._sizes[-1] if self._sizes else 0.0
 
 
@@ -68,34 +68,37 @@ class PrefillCost:
     and a cached key. A GPU starts with those of its captured prefills."""
 
     def __init__(self) -> None:
-        self._alone = SizeMeans()
+        self._uncached = SizeMeans()
         self._pair = 0.0
 
     def start(self, seconds: Mapping[int, float], pair: float) -> None:
         """seconds: by tokens, without cached keys. pair: 0 if it was lost in noise."""
         for tokens, taken in seconds.items():
-            self._alone.observe(tokens, taken)
-        self._pair = pair or _USUAL_PAIR * self.token
+            self._uncached.observe(tokens, taken)
+        self._pair = pair or _USUAL_PAIR * self.seconds_per_token
 
     @property
-    def token(self) -> float:
+    def seconds_per_token(self) -> float:
         """Seconds of a token of a large chunk; 0 before anything was measured."""
-        return self._alone.each
+        return self._uncached.per_unit
 
     def seconds(self, tokens: int, pairs: int) -> float:
         """tokens: those that are computed, including the padding of a captured graph."""
-        return self._alone.mean(tokens) + self._pair * pairs
+        return self._uncached.mean(tokens) + self._pair * pairs
 
     def observe(self, tokens: int, pairs: int, seconds: float) -> None:
-        """Records how long a step's chunks took. An error is divided by least mean squares."""
-        if not self.token:
+        """Records how long a step's chunks took. Tokens and pairs share an error in proportion to the squares of their
+        costs (least mean squares)."""
+        if seconds <= 0:
+            return  # The clock has not moved.
+        if not self.seconds_per_token:
             self.start({tokens: seconds * tokens / (tokens + _USUAL_PAIR * pairs)}, 0.0)
             return
-        alone, context = self._alone.mean(tokens), self._pair * pairs
-        expected = alone + context
+        uncached, context = self._uncached.mean(tokens), self._pair * pairs
+        expected = uncached + context
         error = min(max(seconds, expected / _MAX_JUMP), expected * _MAX_JUMP) - expected
-        share = alone**2 / (alone**2 + context**2)
-        self._alone.observe(tokens, alone + share * error)
+        share = uncached**2 / (uncached**2 + context**2)
+        self._uncached.observe(tokens, uncached + share * error)
         if pairs:
             self._pair += (_WEIGHT_ABOVE if error > 0 else _WEIGHT_BELOW) * (1 - share) * error / pairs
 

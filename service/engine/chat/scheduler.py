@@ -104,7 +104,7 @@ class Scheduler:
         chunks, size = list[Chunk](), self.pages.page_size
         filled: set[Digest] = set()  # Of pages that these chunks fill.
         admitting = True
-        seconds = OVERTAKEN * (budget.cost.token or SECONDS_PER_PROMPT_TOKEN)
+        seconds = OVERTAKEN * (budget.cost.seconds_per_token or SECONDS_PER_PROMPT_TOKEN)
         waiting = (*self._prefilling, *self._admissible(can_start))
         for sequence in sorted(waiting, key=lambda sequence: priority(sequence, seconds)):
             if not sequence.slot:
