@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from benchmarks.measure.record import Row
 from benchmarks.servers.process import Server
 
-PREFILL_KINDS = ("prefill", "cached_prefill", "mixed")
+PREFILL_KINDS = ("prefill", "cached_prefill")
 """Kinds of reprise_steps_total in which a prompt is computed."""
 PARTS = {"encoder": ("encoder",), "prefill": PREFILL_KINDS, "decode": ("decode",)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -144,11 +144,6 @@ class ChatProcessor(Protocol):
 
     def detokenize(self, token_ids: Sequence[int]) -> bytes:
         """Bytes of generated ids, special tokens left out; joins over any split of the ids."""
-        ...
-
-    def tokenizer_json(self, special_ids: Collection[int]) -> str | None:
-        """A tokenizer.json with which other libraries tokenize as `tokenize` does, without `special_ids`; None if they
-        would not (models.text.tokenizer.Tokenizer.without_specials)."""
         ...
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:

@@ -195,10 +195,6 @@ class _NewRows(NamedTuple):
     rotary: tuple[Tensor, Tensor] | None
     slot_mapping: Tensor
 
-    def part(self, rows: slice) -> _NewRows:
-        rotary = None if self.rotary is None else (self.rotary[0][rows], self.rotary[1][rows])
-        return _NewRows(self.q[rows], self.k[rows], self.v[rows], rotary, self.slot_mapping[rows])
-
 
 def cached_attention(
     q: Tensor,
@@ -211,17 +207,12 @@ def cached_attention(
 ) -> Tensor:
     """Causal attention of one layer over the cache: norms and rotates q and k, stores k and v, and attends.
 
-    q [n, Hq, D], k and v [n, Hkv, D], packed as `batch` describes: decode rows first, then prefill chunks. rotary: cos
-    and sin float32 [n, R/2], R <= D; None if there is no rotation or it has been done already. qk_norm: before the
-    rotation.
+    q [n, Hq, D], k and v [n, Hkv, D], packed as `batch` describes. rotary: cos and sin float32 [n, R/2], R <= D; None
+    if there is no rotation or it has been done already. qk_norm: before the rotation.
     """
-    new, decodes = _NewRows(q, k, v, rotary, batch.slot_mapping), batch.num_decode_rows
-    if decodes == 0:
-        return _prefill(new, qk_norm, layer, batch)
-    if decodes == q.shape[0]:
-        return _decode(new, qk_norm, layer, batch)
-    attended = _decode(new.part(slice(decodes)), qk_norm, layer, batch)
-    return torch.cat((attended, _prefill(new.part(slice(decodes, None)), qk_norm, layer, batch)))
+    new = _NewRows(q, k, v, rotary, batch.slot_mapping)
+    attend = _decode if batch.num_decode_rows else _prefill
+    return attend(new, qk_norm, layer, batch)
 
 
 def _decode(new: _NewRows, qk_norm: QKNorm | None, layer: int, batch: PagedBatch) -> Tensor:

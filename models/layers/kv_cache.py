@@ -84,7 +84,7 @@ class StateRows:
 class PagedBatch:
     """Where the rows of one packed batch are in the cache. Tensors are on the device.
 
-    The first `num_decode_rows` packed rows advance one sequence each by one token; the others are prefill chunks.
+    They are decode rows, which advance one sequence each by one token, or prefill chunks.
 
     slot_mapping: int64 [n], the KV slot of every packed row (padding: a scratch slot). For a decode row, the slot of
     position seq_lens - 1 in its block table.
@@ -95,7 +95,7 @@ class PagedBatch:
     context_slots: int64 [total keys], KV slots of the prefills' keys in order; None when no prefill has cached context.
     prefill_tables, prefill_lens: int32 [prefills, max_pages] and [prefills], the prefills' pages and keys (cached +
     new), in place of cu_seqlens_k and context_slots: sizes that do not grow with the cached context, as a captured
-    graph needs. Only for batches without decode rows.
+    graph needs.
     states: of decoders with recurrent state.
     """
 

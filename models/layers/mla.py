@@ -69,23 +69,17 @@ class LatentAttention(nn.Module):
         config = self.config
         q = gemm(x, self.q.weight).unflatten(-1, (config.num_heads, -1))
         kv = gemm(x, self.kv_down.weight)
-        if x.shape[0] == batch.num_decode_rows or batch.prefill_tables is not None:
+        if batch.num_decode_rows or batch.prefill_tables is not None:
             return gemm(self._absorbed(q, kv, rotary, layer, batch).flatten(-2), self.out.weight)
         cache = batch.caches[layer]["latent"]
         norm = self.latent_norm
         # In place: the queries and latents of prefills are read as they are stored.
         rotate_and_cache_latent(q, kv, norm.weight, norm.eps, rotary, q, cache, batch.slot_mapping, keep=True)
-        decodes = batch.num_decode_rows
-        outputs = []
-        if decodes:
-            outputs.append(self._decode(q[:decodes], cache, batch))
-        if x.shape[0] > decodes:
-            rows = kv[decodes:] if batch.context_slots is None else cache[batch.context_slots].squeeze(1)
-            outputs.append(self._prefill(q[decodes:], rows, batch))
-        return gemm((outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(-2), self.out.weight)
+        rows = kv if batch.context_slots is None else cache[batch.context_slots].squeeze(1)
+        return gemm(self._prefill(q, rows, batch).flatten(-2), self.out.weight)
 
     def _absorbed(self, q: Tensor, kv: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: PagedBatch) -> Tensor:
-        """q [n, heads, nope + rope] and kv [n, rank + rope], of decode rows alone or of chunks over pages -> [n, heads,
+        """q [n, heads, nope + rope] and kv [n, rank + rope], of decode rows or of chunks over pages -> [n, heads,
         value_dim]."""
         config, cache = self.config, batch.caches[layer]["latent"]
         norm = self.latent_norm
@@ -111,14 +105,6 @@ class LatentAttention(nn.Module):
         return paged_prefill_attention(
             query, cache, values, tables, batch.cu_seqlens_q, lengths, page_size, scale=scale
         )
-
-    def _decode(self, q: Tensor, cache: Tensor, batch: PagedBatch) -> Tensor:
-        """q [n, heads, nope + rope], rotated -> [n, heads, value_dim]."""
-        key_up, value_up = self._up_projections()
-        q_nope, q_rope = q.split((self.config.nope_dim, self.config.rope_dim), -1)
-        q_latent = torch.einsum("nhd,hdr->nhr", q_nope, key_up)
-        attended = self._attend_latents(torch.cat((q_latent, q_rope), dim=-1), cache, batch)
-        return torch.einsum("nhr,hvr->nhv", attended, value_up)
 
     def _prefill(self, q: Tensor, rows: Tensor, batch: PagedBatch) -> Tensor:
         """q [n, heads, nope + rope], rotated, and rows [keys, rank + rope] as they are cached -> [n, heads,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,9 +51,6 @@ class Qwen3AlignerProcessor(Qwen3ASRProcessor):
         self._marker = config.aligner.marker_id
         if tokenizer.special_ids.get(MARKER) != self._marker:
             raise CheckpointError(f"config.json: timestamp_token_id {self._marker} is not {MARKER} of the tokenizer")
-
-    def tokenizer_json(self, special_ids: Collection[int]) -> None:
-        """None: its classes are not the tokenizer's ids."""
 
     def words(self, text: str, language: str | None = None) -> list[str]:
         if language is not None and language not in _LANGUAGES.split():

@@ -63,9 +63,6 @@ class TextProcessor:
     def detokenize(self, token_ids: Sequence[int]) -> bytes:
         return self.tokenizer.decode(token_ids)
 
-    def tokenizer_json(self, special_ids: Collection[int]) -> str | None:
-        return self.tokenizer.without_specials(special_ids)
-
     def apply_chat_template(
         self,
         messages: Sequence[ChatMessage],

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -82,12 +81,6 @@ class PromptTokenizer:
         join."""
         raise NotImplementedError
 
-    def without_specials(self, special_ids: Collection[int]) -> str | None:
-        """A tokenizer.json for libraries that read it by themselves: texts and ids are those of encode_plain, and
-        `special_ids`, unused ones among them, are special tokens whose names no text holds. None for vocabularies that
-        such libraries read in ways of their own."""
-        return None
-
     def _encoded(self, text: str) -> list[int]:
         raise NotImplementedError
 
@@ -125,25 +118,6 @@ class Tokenizer(PromptTokenizer):
     def decode(self, token_ids: Sequence[int]) -> bytes:
         """With the bytes of `spoken` special tokens."""
         return b"".join(map(self._bytes, token_ids))
-
-    def without_specials(self, special_ids: Collection[int]) -> str | None:
-        """None for vocabularies that are not byte-level."""
-        if self._byte_values is None:
-            return None
-        published = json.loads(self._plain.to_str())
-        special = set(special_ids)
-        vocab = {text: id_ for text, id_ in published["model"]["vocab"].items() if id_ not in special}
-        alphabet = byte_alphabet()
-        for token_id in self._names.keys() - special:
-            vocab["".join(alphabet[value] for value in self._names[token_id].encode())] = token_id
-        secret = secrets.token_hex(8)
-        names = {f"<{secret}|{token_id}>": token_id for token_id in sorted(special)}
-        published["model"]["vocab"] = vocab | names
-        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        published["added_tokens"] = [
-            {"id": token_id, "content": name, "special": True, **flags} for name, token_id in names.items()
-        ]
-        return json.dumps(published)
 
     def _encoded(self, text: str) -> list[int]:
         # Of this library's calls, only those for batches release the interpreter lock.

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -253,8 +252,6 @@ class GraphRunner:
         self._failed: dict[BucketKey, Bucket] = {}
         self._refused: dict[BucketKey, Bucket] = {}
         self._choices: dict[BucketKey, _Choice] = {}
-        self._eager: np.ndarray | None = None
-        """Sizes and seconds of eager calls, float64 [2, captured]; None until they are needed after a capture."""
         self._static: StaticBuffers | None = None
         self._unfinished: _Unfinished | None = None
         self._demand = Demand([bucket for bucket in self.bucket_list if key_of(bucket) not in self._dense])
@@ -377,13 +374,6 @@ class GraphRunner:
         self._observations.observe("bucket_occupancy_ratio", real / offered, **self._labels)
         return Run(graph.capture.outputs, "replay", graph.bucket)
 
-    def eager_seconds(self, size: int) -> float | None:
-        """Seconds of an eager call of this primary size, interpolated between the captured buckets that were
-        measured."""
-        if self._eager is None:
-            self._eager = np.array(sorted((captured, seconds.eager) for captured, seconds in self.measured_seconds)).T
-        return float(np.interp(size, *self._eager)) if self._eager.size else None
-
     @property
     def measured_seconds(self) -> list[tuple[int, RouteSeconds]]:
         """Primary size and seconds of each captured bucket that was measured."""
@@ -491,7 +481,7 @@ class GraphRunner:
         unfinished.seconds += seconds
         if not outcome:
             return
-        self._unfinished = self._eager = None
+        self._unfinished = None
         self._choices.clear()
         self._missed.clear()
         self.misses = 0.0

@@ -188,8 +188,8 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
     "Steps and graphs": (
         _counter(
             "steps_total",
-            "Steps by kind (encoder, prefill, cached_prefill, mixed, decode, verify, tail, vae; sample: after a "
-            "prefill or mixed step; guided_layers, guided_sample: the halves of a decode step with a guided row), "
+            "Steps by kind (encoder, prefill, cached_prefill, decode, verify, tail, vae; sample: after a prefill; "
+            "guided_layers, guided_sample: the halves of a decode step with a guided row), "
             'route (replay, eager) and reason (why eager; "captured" on replay).',
             "model",
             "kind",

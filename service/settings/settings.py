@@ -126,8 +126,7 @@ class Settings(BaseSettings):
     max_waiting: Count = 256
     """Requests of a model that may wait in the engine; more get 503."""
     max_step_tokens: Annotated[int, Field(ge=16)] = 2048
-    """Token budget of a step. Longer prefills are cut into chunks, and decode rows leave them at least a quarter of it.
-    Chunks are cut further while live speech needs the GPU."""
+    """Token budget of a step. Longer prefills are cut into chunks, and further while live speech needs the GPU."""
     itl_target: Seconds | None = None
     """Target of the gap between tokens beside prefills (s); default: 0.0125 on a GPU, none on a CPU."""
     graphs: bool = True

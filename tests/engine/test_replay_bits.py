@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from models.checkpoints.registry import family_of, resolve
-from models.interfaces.capturable import Plan
+from models.interfaces.capturable import Bucket, Plan
 from models.voxcpm2.model import load_model
-from service.engine.chat.graphs import PrefillChoice, PrefillRoutes
-from service.engine.chat.inputs import required_prefill
+from service.engine.chat.graphs import ChatGraphs
 from service.engine.start import engine_stream
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
@@ -126,12 +125,10 @@ def held(one: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from held(value, f"{path}.{name}")
 
 
-def captured_prefills(routes: PrefillRoutes, chunks: Any, rows: int, decode: Any) -> PrefillChoice:
-    """Those without cached context where they can be, whatever was measured."""
-    required = required_prefill(chunks, routes._feature_levels)
-    runners = (routes._cached,) if any(chunk.start for chunk in chunks) else (routes._fresh, routes._cached)
-    runner = next((one for one in runners if one.graph_for(required) is not None), None)
-    return PrefillChoice(runner, "captured" if runner is not None else routes._cached.record_miss(required))
+def first_captured(graphs: ChatGraphs, required: Bucket, *, cached_context: bool) -> GraphRunner | None:
+    """Without cached context where it can be, whatever was measured."""
+    runners = [graphs.cached_prefill] if cached_context else [graphs.prefill, graphs.cached_prefill]
+    return next((one for one in runners if one.graph_for(required) is not None), None)
 
 
 def watched(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Compared:
@@ -148,7 +145,7 @@ def test_replays_of_chat_give_the_bits_of_eager_calls(device: str, name: str, mo
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     processor = resolve(family_of(directory).processor)(directory)
     compared = watched(where, monkeypatch)
-    monkeypatch.setattr(PrefillRoutes, "choose", captured_prefills)
+    monkeypatch.setattr(ChatGraphs, "prefill_for", first_captured)
     with engine_stream(where):
         model = resolve(family_of(directory).model)(directory, where, dtype)
         for step_tokens in (64, 37):

@@ -89,9 +89,8 @@ def test_logits_equal_transformers_in_chunks_and_batches(form: str, tmp_path: Pa
     cache = PagedCache(decoder.cache_specs(), num_pages=12, page_size=4)
     sequences = [cache.new_sequence(19), cache.new_sequence(11)]
     got: list[list[torch.Tensor]] = [[], []]
-    # Whole chunk, then both as chunks with and without cached context, then a decode row beside a chunk, then decode
-    # rows.
-    steps = [([], {0: 9}), ([], {0: 8, 1: 5}), ([0], {1: 5}), ([0, 1], {})]
+    # Whole chunk, then both as chunks with and without cached context, then decode rows.
+    steps = [([], {0: 9}), ([], {0: 8, 1: 5}), ([0], {}), ([], {1: 5}), ([0, 1], {})]
     for decodes, prefills in steps:
         counts = {**dict.fromkeys(decodes, 1), **prefills}
         starts = {index: sequences[index].length for index in counts}

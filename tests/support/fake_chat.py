@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,6 @@ class FakeProcessor:
 
     def detokenize(self, token_ids: Sequence[int]) -> bytes:
         return bytes(token for token in token_ids if token < 256)
-
-    def tokenizer_json(self, special_ids: Collection[int]) -> str | None:
-        return None
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         if picture.width < 4:

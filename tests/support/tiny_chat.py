@@ -167,7 +167,6 @@ def tiny_processor() -> SimpleNamespace:
         stop_token_ids=frozenset({END_TOKEN}),
         detokenize=tiny_text,
         tokenize=lambda text: [ALPHABET.index(character) for character in text if character in ALPHABET],
-        tokenizer_json=lambda special_ids: None,
     )
 
 

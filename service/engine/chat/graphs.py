@@ -1,13 +1,11 @@
-"""The captured graphs of a chat model: a runner for each step, its buckets, which of these are captured before
-readiness, and the choice between replay and eager for prefill chunks."""
+"""The captured graphs of a chat model: a runner for each step, its buckets, and which of these are captured before
+readiness."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,8 +13,6 @@ from torch import Tensor
 from models.interfaces.capturable import Bucket, Capturable
 from models.protocol import Decoder
 from service.engine.chat.drafts import MAX_ROWS, Drafting
-from service.engine.chat.inputs import count_pairs, required_prefill
-from service.engine.chat.sequence import Chunk
 from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import (
     DecodeStep,
@@ -30,11 +26,7 @@ from service.engine.chat.steps import (
 )
 from service.engine.core.worker import WorkerContext
 from service.graphs.buckets import captured_first, chosen_buckets, row_buckets
-from service.graphs.observations import EagerReason
-from service.graphs.pool import Capture, RouteSeconds
-from service.graphs.runner import CapturedGraph, GraphRunner
-
-log = logging.getLogger(__name__)
+from service.graphs.runner import GraphRunner
 
 PREFILL_TOKENS = {"cuda": (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024), "cpu": (64,)}
 """Tokens of the captured prefills without cached context. A padded token costs as much as a real one (20 us for 7B
@@ -69,74 +61,6 @@ def chunk_buckets(sequences: Mapping[int, int], feature_levels: int) -> tuple[li
         with_features = [{**bucket, "levels": feature_levels} for bucket in bucket_list]
         bucket_list = [*({**bucket, "levels": 0} for bucket in bucket_list), *with_features]
     return bucket_list, with_features[::-1][::2]
-
-
-@dataclass(frozen=True)
-class PrefillChoice:
-    """The route of a batch with prefill chunks."""
-
-    prefill: GraphRunner | None
-    """The captured prefill to replay; None: the batch runs eagerly."""
-    reason: EagerReason | Literal["captured"]
-    passed_over: tuple[GraphRunner, CapturedGraph] | None = None
-    """The captured prefill that holds the batch, if eager execution was measured to be faster."""
-
-
-class PrefillRoutes:
-    """Chooses between the captured prefills, with captured decode beside them, and one eager pass.
-
-    A small batch is faster as a replay, since the launches of an eager pass take longer than its computation. A large
-    one may be faster eagerly, without padding and without reading the weights a second time for the decode rows. So the
-    choice is made by seconds that were measured at the captures; without a GPU captured buckets are always replayed.
-    """
-
-    def __init__(self, fresh: GraphRunner, cached: GraphRunner, feature_levels: int) -> None:
-        """fresh: captured prefills of chunks without cached context. cached: those of any chunks. feature_levels:
-        Decoder.feature_levels."""
-        self._fresh = fresh
-        self._cached = cached
-        self._feature_levels = feature_levels
-        self.pair_seconds = RouteSeconds(0.0, 0.0)
-        """Seconds of a pair of a query and a cached key on each route."""
-        self._without_memory: set[Capture] = set()
-        """Buckets that are always replayed, because eager execution ran out of memory."""
-
-    def choose(self, chunks: tuple[Chunk, ...], rows: int, decode: CapturedGraph | None) -> PrefillChoice:
-        """The route of a batch with these chunks. decode: the captured step of the `rows` decode rows beside them, if
-        there is one."""
-        if not self._cached.enabled:
-            return PrefillChoice(None, "disabled")
-        required = required_prefill(chunks, self._feature_levels)
-        continued = any(chunk.start for chunk in chunks)
-        runners = (self._cached,) if continued else (self._fresh, self._cached)
-        found = [(runner, graph) for runner in runners if (graph := runner.graph_for(required)) is not None]
-        if not found:
-            return PrefillChoice(None, self._cached.record_miss(required))
-        runner, graph = min(found, key=lambda one: _replay_seconds(one[1]))
-        measured, eager = graph.capture.seconds, runner.eager_seconds(required["tokens"] + rows)
-        if measured is None or eager is None or graph.capture in self._without_memory:
-            return PrefillChoice(runner, "captured")
-        pairs = count_pairs(chunks)
-        whole = RouteSeconds(
-            eager=eager + pairs * self.pair_seconds.eager,
-            replay=measured.replay + pairs * self.pair_seconds.replay + (_replay_seconds(decode) if rows else 0.0),
-        )
-        if whole.faster() == "eager":
-            return PrefillChoice(None, "measured", (runner, graph))
-        return PrefillChoice(runner, "captured")
-
-    def replay_instead(self, choice: PrefillChoice) -> PrefillChoice:
-        """Called when a batch that passed over a captured prefill ran out of memory. A replay works in memory that its
-        graph holds already, so this batch and every later one of its size are replayed."""
-        assert choice.passed_over is not None
-        runner, graph = choice.passed_over
-        log.warning("prefills at %s are replayed from now on: eager ones run out of memory", dict(graph.bucket))
-        self._without_memory.add(graph.capture)
-        return PrefillChoice(runner, "captured")
-
-
-def _replay_seconds(graph: CapturedGraph | None) -> float:
-    return 0.0 if graph is None or graph.capture.seconds is None else graph.capture.seconds.replay
 
 
 _CPU_PAGES = (8, 64)
@@ -226,6 +150,17 @@ class ChatGraphs:
         guided = [self.layers, *self.guided_sample.values()]
         rows = (*self.decode.values(), *self.verify.values(), *self.sample.values())
         return [*rows, self.prefill, self.cached_prefill, *guided]
+
+    def prefill_for(self, required: Bucket, *, cached_context: bool) -> GraphRunner | None:
+        """The captured prefill that holds the chunks and takes the least time; None if none holds them."""
+        runners = [self.cached_prefill] if cached_context else [self.prefill, self.cached_prefill]
+        captures = {runner: graph.capture for runner in runners if (graph := runner.graph_for(required)) is not None}
+
+        def seconds(runner: GraphRunner) -> float:
+            measured = captures[runner].seconds
+            return 0.0 if measured is None else measured.replay
+
+        return min(captures, key=seconds, default=None)
 
     def _prefill_runner(self, sequences: Mapping[int, int], *, cached: bool) -> GraphRunner:
         """sequences: by tokens."""

@@ -33,14 +33,12 @@ class Launch:
     readback: Readback | None = None
     """None while the step is held."""
     sequences: tuple[ChatSequence, ...] = ()
-    """Sequences of the rows of the results: decode rows, then last chunks."""
+    """Sequences of the rows of the results: decode rows, or prompts whose last chunks these are."""
     drafts: int = 0
     """Of each row; the results then have 1 + drafts rows for each of `sequences`."""
     chunks: tuple[Chunk, ...] = ()
     budget: ChunkBudget | None = None
-    """What its prefill chunks spent, if there are any."""
-    decode_seconds: float = 0.0
-    """Predicted seconds of the decode rows beside them."""
+    """What its chunks spent, if there are any."""
     encoded: Encoded | None = None
     """Set for an encoder pass."""
     pending_sampling: PendingSampling | None = None
@@ -50,12 +48,6 @@ class Launch:
     timing_valid: bool = True
     """False if its duration says nothing about its cost: for a held step with an encoder pass between its layers and
     its sampling, and behind a launch of another model."""
-
-    def add_chunks(self, budget: ChunkBudget) -> None:
-        """Adds the prefill chunks of a step, whose decode rows alone were predicted."""
-        self.budget, self.decode_seconds = budget, self.predicted
-        self.size += budget.used
-        self.predicted += budget.predicted
 
     @property
     def rows(self) -> int:
@@ -96,17 +88,13 @@ class InFlight:
         return last if last is not None and last.pending_sampling is not None else None
 
     def unread(self, sequences: Sequence[ChatSequence]) -> list[Unread]:
-        """Where tokens of these sequences that were launched but not read yet will arrive."""
-        launched = [
-            (launch.readback, launch.sequences) for launch in self._launches if launch.readback and launch.sequences
-        ]
-        if len(launched) == 1 and launched[0][1] is sequences:  # As in most steps.
-            return [((launched[0][0], row),) for row in range(len(sequences))]
-        places: dict[ChatSequence, list[tuple[Readback, int]]] = {}
-        for readback, rows in launched:
-            for row, sequence in enumerate(rows):
-                places.setdefault(sequence, []).append((readback, row))
-        return [places.get(sequence, ()) for sequence in sequences]
+        """Where tokens of these sequences that were launched but not read yet will arrive. When a step is launched, at
+        most one other has not been read."""
+        launch = next((launch for launch in self._launches if launch.readback and launch.sequences), None)
+        if launch is None or launch.readback is None:
+            return [()] * len(sequences)
+        rows = {sequence: row for row, sequence in enumerate(launch.sequences)}
+        return [((launch.readback, rows[one]),) if one in rows else () for one in sequences]
 
     def holds(self, readbacks: Sequence[Readback]) -> bool:
         """Whether the results of a launch with one of these have not been read."""

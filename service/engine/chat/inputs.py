@@ -23,30 +23,22 @@ def required_prefill(chunks: tuple[Chunk, ...], feature_levels: int) -> Bucket:
     return required | {"levels": feature_levels if media else 0}
 
 
-def count_pairs(chunks: tuple[Chunk, ...]) -> int:
-    """Number of pairs of a query and a cached key, with which the time of attention grows."""
-    return sum(chunk.length * chunk.start for chunk in chunks)
-
-
-def chunk_arrays(
-    chunks: tuple[Chunk, ...], num_decode_rows: int, page_size: int, max_pages: int
-) -> dict[str, np.ndarray]:
-    """The prefill rows of a packed batch; n is the number of tokens of all chunks.
+def chunk_arrays(chunks: tuple[Chunk, ...], page_size: int, max_pages: int) -> dict[str, np.ndarray]:
+    """Chunks packed one behind the other; n is the number of their tokens.
 
     tokens int64 [n], positions int64 [axes, n], and packed_chunks; chunk_slots int64 [chunks] and their block_tables
-    int32 [chunks, max_pages]. sampled_rows int64: the packed rows that end in a token, decode rows first. media_rows
-    int64, only where positions take embeddings of media; mark_rows int64, only where there are marks. The last three
-    count the decode rows, which are packed before the prefill rows. For models with recurrent state also state_arrays.
+    int32 [chunks, max_pages]. last_rows int64: the rows where prompts end. media_rows int64, only where positions take
+    embeddings of media; mark_rows int64, only where there are marks. For models with recurrent state also state_arrays.
     """
     lengths = np.array([chunk.length for chunk in chunks])
-    starts = num_decode_rows + np.cumsum(lengths) - lengths
+    starts = np.cumsum(lengths) - lengths
     lasts = [start + chunk.length - 1 for start, chunk in zip(starts, chunks, strict=True) if chunk.is_last]
     arrays = {
         "tokens": np.concatenate([chunk.sequence.token_ids(chunk.start, chunk.end) for chunk in chunks]),
         "positions": np.concatenate([c.sequence.positions(c.start, c.end) for c in chunks], axis=1),
         "chunk_slots": np.array([chunk.sequence.slot for chunk in chunks], dtype=np.int64),
         "block_tables": block_tables([chunk.sequence.pages for chunk in chunks], max_pages),
-        "sampled_rows": np.concatenate((np.arange(num_decode_rows), np.array(lasts, dtype=np.int64))),
+        "last_rows": np.array(lasts, dtype=np.int64),
     } | packed_chunks([(chunk.sequence.pages, chunk.start, chunk.end) for chunk in chunks], page_size)
     media = [
         np.arange(rows.start, rows.end) - chunk.start + start

@@ -5,212 +5,121 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import mul
 
-import numpy as np
-
+from service.graphs.buckets import round_up
 from service.graphs.runner import GraphRunner
 
-# Running means of encoder passes and decode steps.
 _WEIGHT_ABOVE, _WEIGHT_BELOW = 0.5, 0.2
 """Weight of a measurement above the mean and of one below it. Too high an estimate only delays a launch; too low a one
 can make a live listener's audio run out."""
 _MAX_OVER_MEAN = 3.0
-"""A measurement counts as at most this many times the mean."""
-
-# The Kalman filter of the cost of prefill chunks.
-_USUAL_SHAPE = (128.0, 1.0, 1e-4)
-"""Cost of a launch, of a token and of a pair of a query and a cached key, relative to a token, before anything is
-measured."""
-_NOISE = 0.1
-"""Standard deviation of a measurement, relative to the expected value."""
-_DRIFT = 5e-4
-"""Variance that each coefficient, relative to its start, gains with a measurement."""
-_MAX_DEVIATIONS = 3.0
-"""A measurement farther off than this many standard deviations counts as one at that distance."""
-_MIN_FACTOR = 0.02
-"""No coefficient falls below this share of its start."""
-_WRONG_START = 0.5
-"""If coefficients fall below this share of their start, the start was wrong."""
-
-# Recent launches of a certain number of tokens.
+"""A measurement counts as at most this many times the mean: a launch may be held up, as on a suspended machine."""
 _MAX_JUMP = 1.3
-"""A measurement counts as at most this many times the mean of launches of the same number of tokens, and as at least
-that mean divided by it."""
-_MAX_AGE = 50
-"""After this many other measurements, one of a certain size is worth no more than the coefficients."""
+"""The same of prefill chunks, which also count as at least the mean divided by it."""
+_USUAL_PAIR = 1e-4
+"""Cost of a pair of a query and a cached key, relative to a token, before anything is measured."""
 
 
-class ChatCosts:
-    """Running means of seconds by kind (encoder, decode) and size, sizes grouped by powers of two, and the cost of
-    prefill chunks.
+class SizeMeans:
+    """Running means of seconds by size, interpolated between them; four sizes per power of two are counted together.
 
-    A group without a measurement is estimated from the nearest one, in proportion to the size. A launch that was held
-    up, for example on a machine that was suspended, counts as one that took _MAX_OVER_MEAN times the mean. The same
-    idea as engine.speech.costs.SpeechCosts, without its bounds: nobody listens live to a chat.
+    No size takes longer than a larger one: where a launch does not fill the GPU, a larger one costs nothing.
     """
 
     def __init__(self) -> None:
-        self.prefill = PrefillCost()
-        self._seconds: dict[str, dict[int, tuple[float, float]]] = {}
+        self._sizes: list[int] = []
+        self._seconds: list[float] = []
+        """Of `_sizes`. Both ascend."""
 
-    def observe(self, kind: str, size: int, seconds: float) -> None:
-        known = self._seconds.setdefault(kind, {})
-        mean_size, mean = known.get(size.bit_length(), (float(size), seconds))
-        seconds = min(seconds, _MAX_OVER_MEAN * mean) if mean > 0 else seconds
-        weight = _WEIGHT_ABOVE if seconds > mean else _WEIGHT_BELOW
-        known[size.bit_length()] = (mean_size + weight * (size - mean_size), mean + weight * (seconds - mean))
+    def observe(self, size: int, seconds: float) -> None:
+        size = round_up(size)
+        index = bisect_left(self._sizes, size)
+        if self._sizes[index : index + 1] != [size]:
+            self._sizes.insert(index, size)
+            self._seconds.insert(index, min([seconds, *self._seconds[index : index + 1]]))
+        before = self._seconds[index] or seconds
+        seconds = min(seconds, _MAX_OVER_MEAN * before)
+        mean = before + (_WEIGHT_ABOVE if seconds > before else _WEIGHT_BELOW) * (seconds - before)
+        smaller, larger = self._seconds[:index], self._seconds[index + 1 :]
+        self._seconds = [*(min(one, mean) for one in smaller), mean, *(max(one, mean) for one in larger)]
 
-    def mean(self, kind: str, size: int) -> float:
-        """Expected seconds; 0 for a kind that has never run. A size below the mean size of its group costs as much as
-        the mean."""
-        known = self._seconds.get(kind)
-        if not known:
-            return 0.0
-        nearest = min(known, key=lambda bits: abs(bits - size.bit_length()))
-        mean_size, mean = known[nearest]
-        return mean * max(1.0, size / max(1.0, mean_size))
+    def mean(self, size: int) -> float:
+        """Expected seconds; 0 before the first measurement. In proportion for a size above all measured ones; one below
+        costs as much as the smallest."""
+        index = bisect_left(self._sizes, size)
+        if index == len(self._sizes):
+            return self.per_unit * size
+        if not index:
+            return self._seconds[0]
+        (low, high), (cost, more) = self._sizes[index - 1 : index + 1], self._seconds[index - 1 : index + 1]
+        return cost + (more - cost) * (size - low) / (high - low)
 
-
-@dataclass(frozen=True)
-class _Measured:
-    """Recent launches of a certain number of tokens."""
-
-    seconds: float
-    """Mean for `pairs` pairs."""
-    pairs: int
-    at: int
-    """Number of the last measurement."""
+    @property
+    def per_unit(self) -> float:
+        """Seconds of the largest measured size, divided by it; 0 before the first measurement."""
+        return self._seconds[-1] / self._sizes[-1] if self._sizes else 0.0
 
 
 class PrefillCost:
-    """Seconds of a step's prefill chunks: launch + token x tokens + pair x pairs; a pair is a query and a cached key.
-
-    A Kalman filter tracks the three coefficients, relative to their start: the values given to `start` (on a GPU, from
-    its captured prefills), or else the usual shape scaled to the first measurement. A measurement far off moves them no
-    more than one at the edge of what is plausible, and one above the expected value twice as much as one below it.
-
-    Where a launch does not fill the GPU, more tokens cost nothing, which a linear model cannot express: each
-    measurement of a smaller chunk would raise the estimate of a larger one, and make the next chunk smaller still. So a
-    number of tokens that was launched recently costs what it took then, scaled by the coefficients to other pairs.
-    """
+    """Seconds of a step's prefill chunks: those of as many tokens without cached context, and of each pair of a query
+    and a cached key. A GPU starts with those of its captured prefills."""
 
     def __init__(self) -> None:
-        # Lists, since a first token waits for `observe`, which takes half as long again with NumPy.
-        self._start = list(_USUAL_SHAPE)
-        self._factors = [1.0, 1.0, 1.0]
-        self._variance = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
-        self._measured: dict[int, _Measured] = {}
-        """Recent launches by number of tokens."""
-        self._number = 0
-        """Number of measurements."""
-        self.known = False
-        """Whether anything was measured; until then everything costs 0."""
+        self._uncached = SizeMeans()
+        self._pair = 0.0
 
-    def start(self, launch: float, token: float, pair: float, measured: Mapping[int, float] | None = None) -> None:
-        """Sets the coefficients. One that is 0, because it was lost in noise, is set to its usual share of a token's.
-        measured: the seconds by tokens, without cached keys, from which the coefficients were computed."""
-        given = zip((launch, token, pair), _USUAL_SHAPE, strict=True)
-        self._start = [seconds if seconds > 0 else share * token for seconds, share in given]
-        self._measured = {tokens: _Measured(seconds, 0, self._number) for tokens, seconds in (measured or {}).items()}
-        self.known = True
+    def start(self, seconds: Mapping[int, float], pair: float) -> None:
+        """seconds: by tokens, without cached keys. pair: 0 if it was lost in noise."""
+        for tokens, taken in seconds.items():
+            self._uncached.observe(tokens, taken)
+        self._pair = pair or _USUAL_PAIR * self.seconds_per_token
 
     @property
-    def coefficients(self) -> tuple[float, float, float]:
-        """Seconds of a launch, of a token and of a pair."""
-        if not self.known:
-            return 0.0, 0.0, 0.0
-        launch, token, pair = map(mul, self._start, self._factors)
-        return launch, token, pair
+    def seconds_per_token(self) -> float:
+        """Seconds of a token of a large chunk; 0 before anything was measured."""
+        return self._uncached.per_unit
 
     def seconds(self, tokens: int, pairs: int) -> float:
         """tokens: those that are computed, including the padding of a captured graph."""
-        recent = self._recent(tokens)
-        return self._linear(tokens, pairs) if recent is None else self._with_pairs(recent, tokens, pairs)
-
-    def measured_lately(self, tokens: int) -> bool:
-        return self._recent(tokens) is not None
-
-    def _linear(self, tokens: int, pairs: int) -> float:
-        launch, token, pair = self.coefficients
-        return launch + token * tokens + pair * pairs
-
-    def _recent(self, tokens: int) -> _Measured | None:
-        found = self._measured.get(tokens)
-        return None if found is None or self._number - found.at > _MAX_AGE else found
-
-    def _with_pairs(self, measured: _Measured, tokens: int, pairs: int) -> float:
-        return measured.seconds * self._linear(tokens, pairs) / self._linear(tokens, measured.pairs)
-
-    def _note(self, tokens: int, pairs: int, seconds: float) -> None:
-        self._number += 1
-        self._measured = {size: found for size, found in self._measured.items() if self._number - found.at <= _MAX_AGE}
-        if (before := self._measured.get(tokens)) is not None:
-            mean = self._with_pairs(before, tokens, pairs)
-            seconds = (mean + min(max(seconds, mean / _MAX_JUMP), _MAX_JUMP * mean)) / 2
-        self._measured[tokens] = _Measured(seconds, pairs, self._number)
+        return self._uncached.mean(tokens) + self._pair * pairs
 
     def observe(self, tokens: int, pairs: int, seconds: float) -> None:
-        """Records how long a step's chunks took."""
-        terms = list(map(mul, self._start, (1, tokens, pairs)))
-        if not self.known:
-            if seconds <= 0:
-                return
-            scale = seconds / sum(terms)
-            self._start, terms, self.known = _scaled(self._start, scale), _scaled(terms, scale), True
-        largest = self._update(terms, seconds)
-        self._note(tokens, pairs, min(seconds, largest))
-
-    def _update(self, terms: Sequence[float], seconds: float) -> float:
-        """One step of the Kalman filter: `seconds` is a measurement of terms x factors. Returns the largest plausible
-        value of the measurement."""
-        expected = _dot(terms, self._factors)
-        spread = [_dot(row, terms) for row in self._variance]
-        variance = _dot(terms, spread) + (_NOISE * expected) ** 2
-        bound = _MAX_DEVIATIONS * variance**0.5
-        error = min(max(seconds - expected, -bound), bound)
-        gain, step = _scaled(spread, 1 / variance), error if error > 0 else error / 2
-        factors = zip(self._factors, gain, strict=True)
-        self._factors = [max(factor + part * step, _MIN_FACTOR) for factor, part in factors]
-        for axis, row in enumerate(self._variance):
-            row[:] = [value - gain[axis] * other for value, other in zip(row, spread, strict=True)]
-            row[axis] += _DRIFT
-        self._scale_down()
-        trace = sum(row[axis] for axis, row in enumerate(self._variance))
-        self._variance = [_scaled(row, min(1.0, 3.0 / trace)) for row in self._variance]
-        return expected + bound
-
-    def _scale_down(self) -> None:
-        """Makes the current coefficients the start if both a launch and a token turned out to cost far less. The first
-        measurement was then of a call that compiled kernels or was held up, and must not set a lower bound."""
-        scale = max(self._factors[:2])
-        if scale < _WRONG_START:
-            self._start, self._factors = _scaled(self._start, scale), _scaled(self._factors, 1 / scale)
-            self._variance = [_scaled(row, 1 / scale**2) for row in self._variance]
+        """Records how long a step's chunks took. Tokens and pairs share an error in proportion to the squares of their
+        costs (least mean squares)."""
+        if seconds <= 0:
+            return  # The clock has not moved.
+        if not self.seconds_per_token:
+            self.start({tokens: seconds * tokens / (tokens + _USUAL_PAIR * pairs)}, 0.0)
+            return
+        uncached, context = self._uncached.mean(tokens), self._pair * pairs
+        expected = uncached + context
+        error = min(max(seconds, expected / _MAX_JUMP), expected * _MAX_JUMP) - expected
+        share = uncached**2 / (uncached**2 + context**2)
+        self._uncached.observe(tokens, uncached + share * error)
+        if pairs:
+            self._pair += (_WEIGHT_ABOVE if error > 0 else _WEIGHT_BELOW) * (1 - share) * error / pairs
 
 
-def _dot(first: Sequence[float], second: Sequence[float]) -> float:
-    return sum(map(mul, first, second))
+class ChatCosts:
+    """What launches of each kind (encoder, decode, verify) and size take, and prefill chunks."""
 
+    def __init__(self) -> None:
+        self.prefill = PrefillCost()
+        self._means: dict[str, SizeMeans] = defaultdict(SizeMeans)
 
-def _scaled(vector: Sequence[float], factor: float) -> list[float]:
-    return [factor * value for value in vector]
+    def observe(self, kind: str, size: int, seconds: float) -> None:
+        self._means[kind].observe(size, seconds)
+
+    def mean(self, kind: str, size: int) -> float:
+        """Expected seconds; 0 for a kind that has never run."""
+        return self._means[kind].mean(size)
 
 
 _FEW = 32
 """Fewer tokens than this are not worth a step of their own: they wait for a gap with more room."""
-_GAIN = 0.05
-"""Relative gain in tokens per second for which a prompt that does not end in this step is cut to a captured size."""
-_CHUNK_SHARE = 4
-"""Prefill chunks may always use a quarter of a step's token budget, however many decode rows there are, so that prompts
-make progress."""
-
-
-def chunk_tokens(max_step_tokens: int, rows: int) -> int:
-    """Maximum number of prefill tokens in a step with `rows` decode rows."""
-    return max(max_step_tokens - rows, max_step_tokens // _CHUNK_SHARE)
 
 
 @dataclass
@@ -249,12 +158,6 @@ class ChunkBudget:
         return not self.min_tokens and self._within(self.room, 0) < self._few
 
     @property
-    def apart(self) -> bool:
-        """Whether chunks get a step of their own, unless a row is guided. No decode rows share a captured prefill: they
-        would run behind it, and the first tokens of its prompts, and who comes meanwhile, would wait for them."""
-        return bool(self.sizes)
-
-    @property
     def _few(self) -> int:
         return min(max(_FEW, self.multiple), self.tokens)
 
@@ -273,54 +176,25 @@ class ChunkBudget:
     def affords(self, context: int) -> int:
         """Tokens that the next chunk may hold after `context` cached keys."""
         paced = self._within(self.room, context)
-        if self.used + paced < self._few:
-            paced = self.min_tokens - self.used
-        return max(0, min(self.tokens - self.used, self._within(self.seconds, context), paced))
+        if paced < self._few:
+            paced = self.min_tokens
+        return max(0, min(self.tokens, self._within(self.seconds, context), paced) - self.used)
 
     def spend(self, tokens: int, context: int) -> None:
-        """Spends tokens; a negative number gives them back."""
+        """Spends tokens."""
         self.used += tokens
         self.pairs += tokens * context
 
-    def excess(self, *, finished: bool) -> int:
-        """Tokens to give back, so that a smaller captured prefill can be replayed, which has less padding or keeps to
-        the seconds. finished: the chunks end their prompts, so the tokens that are given back need a step of their own.
-        """
-        below = bisect_right(self.sizes, self.used) - 1
-        if below < 0 or self.sizes[below] == self.used or self.padded(self.used) == self.used:
-            return 0
-        size = self.sizes[below]
-        if size < self.multiple:
-            return 0
-        if size >= self.min_tokens and self.predicted > min(self.seconds, self.room):
-            return self.used - size
-        whole, cut = (self.cost.seconds(self.padded(tokens), 0) for tokens in (self.used, size))
-        if finished:
-            pays = cut + self.cost.seconds(self.padded(self.used - size), 0) < whole
-        else:
-            pays = cut * self.used < (1 - _GAIN) * whole * size
-        return self.used - size if pays else 0
-
     def _within(self, seconds: float, context: int) -> int:
-        """Further tokens after `context` keys with which the whole step stays within `seconds`."""
-        launch, token, pair = self.cost.coefficients
-        each = token + pair * context
-        if math.isinf(seconds) or not each:
-            return self.tokens if seconds > 0 else -self.used
-        paced = int(min(float(self.tokens), (seconds - launch - token * self.used - pair * self.pairs) / each))
-        return self._as_measured(paced, seconds, context)
+        """Tokens of all chunks that take at most `seconds`, the next ones after `context` keys. A larger captured size
+        is filled where it takes no longer."""
+        if seconds == math.inf:
+            return self.tokens
 
-    def _as_measured(self, paced: int, seconds: float, context: int) -> int:
-        """`paced` further tokens according to the coefficients, or more if a larger captured size was launched lately
-        and did not take longer. A smaller size is assumed to take no longer than a larger one."""
-        for size in reversed(self.sizes):
-            more = size - self.used
-            if more <= paced:
-                return paced
-            measured = size <= self.tokens and self.cost.measured_lately(size)
-            if measured and self.cost.seconds(size, self.pairs + more * context) <= seconds:
-                return more
-        return paced
+        def predicted(tokens: int) -> float:
+            return self.cost.seconds(self.padded(tokens), self.pairs + (tokens - self.used) * context)
+
+        return bisect_right(range(1, self.tokens + 1), seconds, key=predicted)
 
 
 _AIM = 0.9
@@ -432,12 +306,7 @@ class Pacing:
         for kind, runner in runners.items():
             for size, seconds in runner.measured_seconds:
                 self.costs.observe(kind, size, seconds.replay)
-        tokens = [tokens for tokens, _ in prefill.measured_seconds]
-        if len(set(tokens)) > 1:
-            replays = [seconds.replay for _, seconds in prefill.measured_seconds]
-            token, launch = np.polyfit(tokens, replays, 1).tolist()
-            if token > 0:
-                self.costs.prefill.start(max(0.0, launch), token, pair, dict(zip(tokens, replays, strict=True)))
+        self.costs.prefill.start({tokens: seconds.replay for tokens, seconds in prefill.measured_seconds}, pair)
 
     def decode_seconds(self, rows: int, *, verifies: bool = False) -> float:
         """Predicted seconds of a decode step; 0 without rows, and until one was measured. verifies: it has drafts."""

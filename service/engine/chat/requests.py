@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from service.engine.chat.encoder import EncodeError, VisionStage
@@ -17,7 +16,7 @@ from service.engine.chat.sequence import ChatSequence, Chunk
 from service.engine.core.faults import LaunchError, corrupted, launch_failure, queue_timeout
 from service.engine.core.request_stats import RequestStats
 from service.engine.core.worker import WorkerContext
-from service.link.messages import ChatDelta, ChatRequest, Failed, Outputs, PhaseTimes, TokenInfo
+from service.link.messages import ChatDelta, ChatRequest, Failed, Outputs, TokenInfo
 from service.link.sampling import sampling_problem
 
 
@@ -27,22 +26,6 @@ def token_infos(results: dict[str, np.ndarray], row: int, count: int | None) -> 
         return ()
     ids, values = results["top_ids"][row, :count].tolist(), results["top_values"][row, :count].tolist()
     return (TokenInfo(float(results["logprobs"][row]), tuple(zip(ids, values, strict=True))),)
-
-
-def phase_times(chunks: Sequence[Chunk], now: float) -> dict[str, PhaseTimes]:
-    """By request id, of those whose first token comes with the last of these chunks."""
-    firsts = [chunk.sequence for chunk in chunks if chunk.is_last and not chunk.sequence.generated]
-    times = {sequence.request_id: sequence.stats.times(now) for sequence in firsts}
-    return {name: of_request for name, of_request in times.items() if of_request is not None}
-
-
-def with_times(deltas: list[ChatDelta], first: dict[str, PhaseTimes]) -> list[ChatDelta]:
-    """The deltas, with their times for the requests in `first`. This is not part of the loop over a step's rows, whose
-    cost every token pays."""
-    return [
-        msgspec.structs.replace(delta, times=first[delta.request_id]) if delta.request_id in first else delta
-        for delta in deltas
-    ]
 
 
 _NOTHING = Outputs()

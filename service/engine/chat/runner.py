@@ -1,4 +1,4 @@
-"""The device side of a chat model: caches, slot state, captured steps and the eager mixed step. Runs that need no
+"""The device side of a chat model: caches, slot state, captured steps and eager prefills. Runs that need no
 request, such as measurements and warm-ups, are in warmup.py."""
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.interfaces.capturable import Bucket, Plan
+from models.interfaces.capturable import Plan
 from models.protocol import ChatModel
 from service.engine.chat import warmup as scratch
-from service.engine.chat.graphs import ChatGraphs, PrefillChoice, PrefillRoutes, StepSizes
+from service.engine.chat.graphs import ChatGraphs, StepSizes
 from service.engine.chat.guided.guidance import MaskJob, MaskTable
 from service.engine.chat.inputs import (
     STATE_BUFFERS,
@@ -29,7 +29,7 @@ from service.engine.chat.pacing import Pacing
 from service.engine.chat.sampler import log_probabilities
 from service.engine.chat.sequence import BlockAllocation, ChatSequence, Chunk, SamplerNeeds, Step
 from service.engine.chat.slot_state import SlotState, allocate_pending, allocate_states, row_bytes
-from service.engine.chat.steps import packed_rows, run_chunks, with_features
+from service.engine.chat.steps import chunk_batch, run_chunks, with_features
 from service.engine.core.faults import RepeatableLaunchError, launch_errors, with_second_try
 from service.engine.core.pages import pages_for
 from service.engine.core.worker import MemoryRequirements, WorkerContext
@@ -40,8 +40,7 @@ from service.graphs.runner import GraphRunner
 
 Embeds = Callable[[ChatSequence, int], Tensor]
 """The encoder's rows [num_embeds, embeds_width] of a sequence's item."""
-PrefillKind = Literal["mixed", "prefill"]
-StepKind = Literal["decode", "verify", "mixed", "prefill"]
+StepKind = Literal["decode", "verify", "prefill"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +59,10 @@ class StepOutput:
     """What ChatRunner.launch returns. The step may not have run yet."""
 
     results: dict[str, Tensor]
-    """`results` int32 [rows, 2] as of Sampling: the decode rows, then the last chunks; with drafts as of VerifyStep.
-    Where a row asked for them, also `logprobs` float32 [rows], `top_values` float32 and `top_ids` int64 [rows, n];
-    `hidden` float32 [rows, hidden_size] of a step of chunks alone. `classes` int64 [marks]: the most likely class of
-    each mark in the chunks, if there are any; no row decodes in a model with marks."""
+    """`results` int32 [rows, 2] as of Sampling, of the decode rows or of the last chunks; with drafts as of VerifyStep.
+    Where a row asked for them, also `logprobs` float32 [rows], `top_values` float32 and `top_ids` int64 [rows, n]. Of
+    chunks also `hidden` float32 [rows, hidden_size], where it was asked for, and `classes` int64 [marks], the most
+    likely class of each of their marks, if there are any."""
     route: Route
     kind: StepKind
     pending_sampling: PendingSampling | None = None
@@ -77,7 +76,6 @@ class ChatRunner:
         self._name = name
         self._decoder = model.decoder
         self._context = context
-        self._calibrated = not context.config.restarted or context.device.type == "cpu"
         page_size, hidden_size = context.config.page_size, model.decoder.hidden_size
         lookup, drafter = context.config.drafts == "lookup", model.decoder.drafter is not None
         self.drafts = context.config.draft_tokens if lookup or drafter else 0
@@ -102,7 +100,6 @@ class ChatRunner:
         self.graphs = self._make_graphs(num_pages, state_rows)
         self._state, self._caches = self.graphs.state, self.graphs.caches
         self._masks = MaskTable(self._state, masks)
-        self._routes = PrefillRoutes(self.graphs.prefill, self.graphs.cached_prefill, self._decoder.feature_levels)
 
     def _make_graphs(self, num_pages: int, state_rows: int) -> ChatGraphs:
         """The graphs' runners, over new caches, slot state and recurrent state."""
@@ -137,132 +134,67 @@ class ChatRunner:
         return tuple(sorted({bucket["tokens"] for bucket in self.graphs.cached_prefill.captured}))
 
     def calibrate(self, pacing: Pacing, encoder: GraphRunner) -> None:
-        """Measures what cached keys cost, and starts `pacing` from this and from what the captures measured."""
-        if (seconds := scratch.pair_seconds(self.graphs)) is not None:
-            self._routes.pair_seconds = seconds
+        """Starts `pacing` from what the captures measured, and from what cached keys cost."""
         runners = {"decode": self.graphs.decode[False], "verify": self.graphs.verify[False], "encoder": encoder}
-        pacing.start(runners, self.graphs.cached_prefill, self._routes.pair_seconds.replay)
-
-    def measure_again(self, pacing: Pacing, encoder: GraphRunner) -> bool:
-        """Calibrates a second time after a restart, since most graphs are captured after the first one; False if that
-        is not needed or has been done."""
-        if self._calibrated:
-            return False
-        self._calibrated = True
-        self.calibrate(pacing, encoder)
-        return True
+        pacing.start(runners, self.graphs.cached_prefill, scratch.pair_seconds(self.graphs))
 
     def launch(self, step: Step, embeds: Embeds) -> StepOutput:
-        """Launches one batch. embeds: the encoder outputs of an item of a sequence.
+        """Launches one step. embeds: the encoder outputs of an item of a sequence.
 
-        Decode rows alone are replayed. Prefill chunks are replayed if a captured graph holds them and is not slower
-        (service.engine.chat.graphs), or if eager execution runs out of memory; decode rows beside them are a
-        second replay. Other chunks run eagerly, in one pass with the decode rows, followed by replayed sampling. If a
-        row is guided, sampling is held until its mask has arrived, and decode rows run in two replays. Chunks that run
-        out of memory on every route have a second try.
-
-        Raises RepeatableLaunchError when the chunks failed and the decode rows are unchanged. After any other error,
-        rows may have advanced on the device, and their tokens are lost.
+        Chunks that run out of memory have a second try, since all that they write can be written again. Where decode
+        rows fail, they may have advanced on the device, and their tokens are lost.
         """
-        if step.allocations:
-            self._write_block_tables(step.allocations)
         if not step.chunks:
             return self._launch_decode(step)
-        kind: PrefillKind = "mixed" if len(step.slots) else "prefill"
-        launch = partial(self._launch_on_route, step, embeds, kind)
-        return with_second_try(launch, self._context, model=self._name, kind=kind)
-
-    def _launch_on_route(self, step: Step, embeds: Embeds, kind: PrefillKind) -> StepOutput:
-        """Chunks, and the decode rows beside them, on the route that is chosen for them now."""
-        rows = 0 if self._state.states else len(step.slots)  # With recurrent state they never share a pass.
-        decode = self.graphs.decode[step.needs.full].graph_for(self._required_decode(step)) if rows else None
-        choice = self._routes.choose(step.chunks, rows, decode)
-        try:
-            return self._launch_chunks(step, embeds, kind, choice)
-        except RepeatableLaunchError as error:
-            if choice.passed_over is None or not error.out_of_memory:
-                raise
-        # Not in the handler: its exception holds the frames of the eager pass, and with them its memory.
-        return self._launch_chunks(step, embeds, kind, self._routes.replay_instead(choice))
-
-    def _launch_chunks(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> StepOutput:
-        """Chunks, and the decode rows beside them. A pass that is repeated writes the same keys once more, but would
-        advance recurrent states once more: so these rows never ride in an eager pass of chunks."""
-        if not len(step.slots) or (choice.prefill is None and not self._state.states):
-            return self._launch_prefill(step, embeds, kind, choice)
-        # Prefills first: where one fails, the decode rows have not advanced.
-        alone = replace(step, slots=step.slots[:0], sequences=(), allocations=())
-        if step.needs.guided:
-            last, _ = self._chunk_pass(alone, embeds, kind, choice)
-            # The layers write hidden states to `held_hidden`, padding included. So _sample_or_hold comes after them: it
-            # puts those of the chunks behind the rows.
-            route = self.graphs.layers.run(self._decode_plan(step)).route
-            return self._sample_or_hold(step, last, route, kind)
-        with launch_errors(RepeatableLaunchError):
-            prefilled = self._launch_prefill(alone, embeds, kind, choice)
-        decoded = self._launch_decode(step)
-        parts = [part.results for part in (decoded, prefilled) if part.results]
-        results = {name: torch.cat([part[name] for part in parts]) for name in decoded.results}
-        return StepOutput(results, prefilled.route if prefilled.route == "eager" else decoded.route, kind)
+        launch = partial(self._launch_prefill, step, embeds)
+        return with_second_try(launch, self._context, model=self._name, kind="prefill")
 
     def _launch_decode(self, step: Step) -> StepOutput:
-        """The decode rows alone: a whole decode step, or the layers of a held one."""
-        plan = self._decode_plan(step)
+        """A whole decode step, or the layers of a held one."""
+        if step.allocations:
+            self._write_block_tables(step.allocations)
+        rows = len(step.slots)
+        # On a GPU attention reads only as much of a block table as the sequence is long, so one width serves all.
+        pages = self._sizes.max_pages if self._context.device.type == "cuda" else step.num_pages
+        drafts = {"drafts": step.drafts} if step.drafts else {}
+        plan = Plan(arrays={"slots": step.slots}, required={"rows": rows, "pages": pages, **drafts})
         if step.needs.guided:
             return self._hold(step, step.slots, self.graphs.layers.run(plan).route, "decode")
         if step.drafts:
             run = self.graphs.verify[step.needs.full].run(plan)
-            rows = len(step.slots) * (1 + step.drafts)
-            return StepOutput(self._results(run.outputs, rows, step.needs.logprobs), run.route, "verify")
+            results = self._results(run.outputs, rows * (1 + step.drafts), step.needs.logprobs)
+            return StepOutput(results, run.route, "verify")
         run = self.graphs.decode[step.needs.full].run(plan)
-        return StepOutput(self._results(run.outputs, len(step.slots), step.needs.logprobs), run.route, "decode")
+        return StepOutput(self._results(run.outputs, rows, step.needs.logprobs), run.route, "decode")
 
-    def _decode_plan(self, step: Step) -> Plan:
-        return Plan(arrays={"slots": step.slots}, required=self._required_decode(step))
-
-    def _required_decode(self, step: Step) -> Bucket:
-        required = {"rows": len(step.slots), "pages": self._table_width(step)}
-        return required | {"drafts": step.drafts} if step.drafts else required
-
-    def _table_width(self, step: Step) -> int:
-        """Number of columns of the block tables. On a GPU attention reads only as much of a row as the sequence is
-        long, so one width serves all."""
-        return self._sizes.max_pages if self._context.device.type == "cuda" else step.num_pages
-
-    def _launch_prefill(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> StepOutput:
-        """Chunks in one pass on the chosen route, with the decode rows in it if that is the eager one."""
-        route: Route = "eager" if choice.prefill is None else "replay"
-        hidden, classes = self._chunk_pass(step, embeds, kind, choice)
-        output = self._sample_or_hold(step, hidden, route, kind)
+    def _launch_prefill(self, step: Step, embeds: Embeds) -> StepOutput:
+        """Chunks: replayed if a captured graph holds them, else eagerly. Then their sampling, or its wait for masks."""
+        required = required_prefill(step.chunks, self._decoder.feature_levels)
+        prefill = self.graphs.prefill_for(required, cached_context=any(chunk.start for chunk in step.chunks))
+        with launch_errors(RepeatableLaunchError):
+            hidden, classes = self._backbone(step.chunks, embeds, prefill)
+            output = self._sample_or_hold(step, hidden, "eager" if prefill is None else "replay")
+        if prefill is None:
+            reason = self.graphs.cached_prefill.record_miss(required)
+            self._context.observations.count_eager_step(reason, model=self._name, kind="prefill")
         return output if classes is None else replace(output, results={**output.results, "classes": classes})
 
-    def _chunk_pass(
-        self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice
-    ) -> tuple[Tensor, Tensor | None]:
-        """The layers of a pass with chunks -> what `_backbone` returns."""
-        with launch_errors(RepeatableLaunchError):
-            rows = self._backbone(step, embeds, choice.prefill)
-        if choice.prefill is None:
-            assert choice.reason != "captured"
-            self._context.observations.count_eager_step(choice.reason, model=self._name, kind=kind)
-        return rows
-
-    def _sample_or_hold(self, step: Step, hidden: Tensor, route: Route, kind: StepKind) -> StepOutput:
-        """Samples the step's rows, or holds them until their masks have arrived. hidden [rows, hidden_size]: hidden
-        states of the last rows; those of the rows before them are in `held_hidden` already."""
+    def _sample_or_hold(self, step: Step, hidden: Tensor, route: Route) -> StepOutput:
+        """Samples the sequences whose last chunk has the hidden states [rows, hidden_size], or holds them until their
+        masks have arrived."""
         slots = np.array([sequence.slot for sequence in step.sampled], dtype=np.int64)
         if not len(slots):
-            return StepOutput({}, route, kind)
+            return StepOutput({}, route, "prefill")
         if step.needs.guided:
-            self.graphs.held_hidden[len(slots) - len(hidden) : len(slots)] = hidden
-            return self._hold(step, slots, route, kind)
+            self.graphs.held_hidden[: len(slots)] = hidden
+            return self._hold(step, slots, route, "prefill")
         reported = {"hidden": hidden.float()} if step.needs.hidden else {}
         plan = Plan(arrays={"slots": slots}, tensors={"hidden": [hidden]}, required={"rows": len(slots)})
         run = self.graphs.sample[step.needs.full].run(plan)
-        return StepOutput(self._results(run.outputs, len(slots), step.needs.logprobs) | reported, route, kind)
+        return StepOutput(self._results(run.outputs, len(slots), step.needs.logprobs) | reported, route, "prefill")
 
     def _hold(self, step: Step, slots: np.ndarray, route: Route, kind: StepKind) -> StepOutput:
-        """A launched step whose hidden states are in `held_hidden`, and whose sampling waits for masks."""
+        """A step whose hidden states are in `held_hidden`, and whose sampling waits for masks."""
         self._masks.writable()
         return StepOutput({}, route, kind, PendingSampling(slots, step.needs))
 
@@ -287,36 +219,36 @@ class ChatRunner:
         slots, indices, pages = upload_arrays({"entries": entries}, self._context.device)["entries"]
         self._state.block_tables.index_put_((slots, indices), pages.to(torch.int32))
 
-    def _backbone(self, step: Step, embeds: Embeds, prefill: GraphRunner | None) -> tuple[Tensor, Tensor | None]:
-        """Runs the decoder over decode rows and chunks -> hidden [decode rows + last chunks, hidden_size], and classes
-        [marks] if there are any, with one upload. prefill: replays the pass; only for chunks alone."""
-        ends = [chunk for chunk in step.chunks if chunk.is_last]
+    def _backbone(
+        self, chunks: tuple[Chunk, ...], embeds: Embeds, prefill: GraphRunner | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Runs the decoder over chunks -> hidden [last chunks, hidden_size], and classes [marks] if there are any, with
+        one upload. prefill: replays the pass."""
+        ends = [chunk.sequence for chunk in chunks if chunk.is_last]
         sizes = self._sizes
-        arrays = chunk_arrays(step.chunks, len(step.slots), sizes.page_size, sizes.max_pages) | {"slots": step.slots}
+        arrays = chunk_arrays(chunks, sizes.page_size, sizes.max_pages)
         if self._decoder.drafter is not None:
-            arrays["next_tokens"] = next_tokens(step.chunks)
+            arrays["next_tokens"] = next_tokens(chunks)
         if ends:
-            arrays |= admission_arrays([chunk.sequence for chunk in ends], sizes.vocab_limit)
+            arrays |= admission_arrays(ends, sizes.vocab_limit)
             if self._state.history.shape[1]:
-                arrays |= history_arrays([chunk.sequence for chunk in ends])
+                arrays |= history_arrays(ends)
         sent = upload_arrays(arrays, self._context.device)
         self._state.block_tables.index_copy_(0, sent["chunk_slots"], sent["block_tables"])
-        tokens, positions, batch = packed_rows(
-            sent, self._state, self._caches, self._table_width(step), sizes.page_size
-        )
-        hidden = self._decoder.embed(tokens)
+        hidden = self._decoder.embed(sent["tokens"])
         if "media_rows" in sent:
-            media = self._media(step.chunks, embeds).to(hidden.dtype)
+            media = self._media(chunks, embeds).to(hidden.dtype)
             hidden = with_features(hidden, media.shape[1]).index_copy(0, sent["media_rows"], media)
         if prefill is not None:
-            hidden = self._replay_prefill(prefill, step.chunks, arrays, hidden, positions, batch.slot_mapping)
+            hidden = self._replay_prefill(prefill, chunks, arrays, hidden, sent)
         else:
-            hidden = run_chunks(self._decoder, hidden, positions, batch, sent)
+            batch = chunk_batch(sent, self._state, self._caches, sizes.page_size)
+            hidden = run_chunks(self._decoder, hidden, sent["positions"], batch, sent)
         if ends:
             self._admit(sent)  # After the launch of the pass, which a GPU then runs meanwhile.
         marks = sent.get("mark_rows")
         classes = None if marks is None else self._decoder.logits(hidden[marks]).argmax(dim=1)
-        return hidden[sent["sampled_rows"]], classes
+        return hidden[sent["last_rows"]], classes
 
     def _replay_prefill(
         self,
@@ -324,8 +256,7 @@ class ChatRunner:
         chunks: tuple[Chunk, ...],
         arrays: Mapping[str, np.ndarray],
         hidden: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
+        sent: Mapping[str, Tensor],
     ) -> Tensor:
         """Replays chunks with the captured prefill that holds them -> hidden [tokens of the bucket, hidden_size]."""
         required = required_prefill(chunks, self._decoder.feature_levels)
@@ -341,7 +272,7 @@ class ChatRunner:
             named["next_tokens"] = arrays["next_tokens"]
         plan = Plan(
             arrays=named,
-            tensors={"hidden": [hidden], "positions": [positions.T], "slot_mapping": [slot_mapping]},
+            tensors={"hidden": [hidden], "positions": [sent["positions"].T], "slot_mapping": [sent["slot_mapping"]]},
             fills={"cu_seqlens": len(hidden)},
             required=required,
         )

@@ -1,23 +1,20 @@
 """Chooses what runs next: continuous batching with chunked prefill over pages and slots.
 
-A step advances every decode row by one token and spends the rest of its budget on prefill chunks, or has only chunks
-(ChunkBudget.apart). The pages of a prompt are allocated at admission, those of new tokens as needed. When no page is
-left, the sequence that was admitted last is preempted: it goes back to the waiting queue and is computed again later.
+A step computes chunks of prompts, or advances every decode row by one token. The pages of a prompt are allocated at
+admission, those of new tokens as needed. When no page is left, the sequence that was admitted last is preempted: it
+goes back to the waiting queue and is computed again later.
 
-A page can be shared from the launch that fills it on: by later steps, which run behind it, and by later chunks of the
-same step, since each layer writes the keys of all chunks before any of them attends. With recurrent state
-(service.engine.chat.states) the later chunk waits for the next step, since it also needs the state.
+A page can be shared from the launch that fills it on, by later steps, which run behind it. A prompt whose next page is
+filled for another one in this step waits for the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from itertools import takewhile
+from collections.abc import Callable
 
 import numpy as np
 
-from service.engine.chat.pacing import ChunkBudget, chunk_tokens
+from service.engine.chat.pacing import ChunkBudget
 from service.engine.chat.sequence import BlockAllocation, ChatSequence, Chunk, DecodeRows, Step, sampler_needs
 from service.engine.chat.states import StatePool
 from service.engine.core.pages import Digest, PagePool, SlotPool, pages_for
@@ -32,14 +29,7 @@ rest of its own prefill: shortest first with ageing, so that no request waits fo
 class Scheduler:
     """waiting -> prefilling -> decoding -> finished, and back to waiting by preemption."""
 
-    def __init__(
-        self,
-        pages: PagePool,
-        slots: SlotPool,
-        max_step_tokens: int,
-        states: StatePool | None = None,
-        keys_ahead: int = 0,
-    ) -> None:
+    def __init__(self, pages: PagePool, slots: SlotPool, states: StatePool | None = None, keys_ahead: int = 0) -> None:
         """states: for a model with recurrent state. keys_ahead: as of DecodeRows."""
         self.pages = pages
         self.states = states
@@ -50,7 +40,6 @@ class Scheduler:
         self.rows = DecodeRows(slots.num_slots, pages.page_size, keys_ahead)
         self.num_preemptions = 0
         self._prefilling: list[ChatSequence] = []
-        self._max_step_tokens = max_step_tokens
 
     def add(self, sequence: ChatSequence) -> None:
         """Queues a sequence and looks it up in the prefix index."""
@@ -84,43 +73,38 @@ class Scheduler:
     def schedule(
         self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget | None, drafts: int = 0
     ) -> Step | None:
-        """The next batch; None when nothing can run now.
+        """Chunks of prompts if `budget` affords any, else the decode rows; None when nothing can run now.
 
         can_start: whether a waiting sequence has what its prefill reads: the encoder outputs of all items behind its
             prefix hit (hit_pages), and its grammar.
-        budget: limits the prefill chunks; None: the batch gets none.
-        drafts: of each row, in a batch that may have some.
+        drafts: of each decode row, if none is guided.
         """
-        if budget is not None and budget.apart and not self.rows.needs.guided:
-            if chunks := self._chunks(can_start, budget):
-                needs = sampler_needs(tuple(chunk.sequence for chunk in chunks if chunk.is_last))
-                return Step(self.rows.slots[:0], (), 0, tuple(chunks), (), needs)
-            budget = None
+        if budget is not None and (chunks := self._chunks(can_start, budget)):
+            return Step(sampler_needs(tuple(chunk.sequence for chunk in chunks if chunk.is_last)), tuple(chunks))
+        drafts = 0 if self.rows.needs.guided else drafts
         allocations = self._grow(drafts)
-        chunks = self._chunks(can_start, budget) if budget is not None else []
         rows = self.rows
-        if not chunks and not len(rows.slots):
+        if not rows.members:
             return None
-        needs = rows.needs
-        if chunks:
-            ends = (chunk.sequence for chunk in chunks if chunk.is_last)
-            needs = sampler_needs((*rows.sequences, *ends))
-        if chunks or needs.guided:
-            drafts = 0
-        num_pages = pages_for(int(rows.next_keys(drafts).max()), self.pages.page_size) if len(rows.slots) else 0
-        return Step(rows.slots, rows.sequences, num_pages, tuple(chunks), tuple(allocations), needs, drafts)
+        num_pages = pages_for(int(rows.next_keys(drafts).max()), self.pages.page_size)
+        return Step(
+            rows.needs,
+            slots=rows.slots,
+            sequences=rows.sequences,
+            num_pages=num_pages,
+            allocations=tuple(allocations),
+            drafts=drafts,
+        )
 
     def _chunks(self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget) -> list[Chunk]:
         """Chunks of prompts that have begun or can be admitted, in order of priority: a short prompt that came later
         overtakes the rest of a long one."""
-        budget.tokens = min(budget.tokens, chunk_tokens(self._max_step_tokens, len(self.rows.slots)))
         if self.states is not None:
             budget.align(self.states.rows.page_size)
-        chunks: list[Chunk] = []
-        filled: dict[Digest, int] = {}  # Pages that these chunks fill.
-        followers: list[ChatSequence] = []  # Admitted with some of them.
+        chunks, size = list[Chunk](), self.pages.page_size
+        filled: set[Digest] = set()  # Of pages that these chunks fill.
         admitting = True
-        seconds = OVERTAKEN * (budget.cost.coefficients[1] or SECONDS_PER_PROMPT_TOKEN)
+        seconds = OVERTAKEN * (budget.cost.seconds_per_token or SECONDS_PER_PROMPT_TOKEN)
         waiting = (*self._prefilling, *self._admissible(can_start))
         for sequence in sorted(waiting, key=lambda sequence: priority(sequence, seconds)):
             if not sequence.slot:
@@ -129,68 +113,39 @@ class Scheduler:
                 self._look_up(sequence)
                 if not can_start(sequence):
                     continue  # Part of its hit was evicted: it needs items that are not encoded any more.
-                if self.states is not None and self.states.awaited(sequence, self._prefilling):
+                if self._awaits(sequence, filled):
                     continue
-                found = _next_pages(sequence, filled) if self.states is None else []
-                affords = budget.affords((sequence.hit_pages + len(found)) * self.pages.page_size)
-                if not affords or not self._admit(sequence, found):
+                if not budget.affords(sequence.hit_pages * size) or not self._admit(sequence):
                     admitting = False
                     continue
-                if found:
-                    followers.append(sequence)
-            self._add_chunk(chunks, sequence, budget, filled)
-        self._give_back(chunks, budget)
-        self._put_back(followers, chunks)
+            start = sequence.num_prefilled
+            length = min(budget.affords(start), sequence.remaining_prefill)
+            if self.states is not None:
+                length = self.states.cut(sequence, start, length)
+            if length:
+                end = start + length
+                budget.spend(length, start)
+                filled.update(sequence.digests[start // size : end // size])
+                chunks.append(Chunk(sequence, start, end, is_last=end == sequence.num_tokens))
         return chunks if self.states is None else [self.states.with_snapshot(chunk) for chunk in chunks]
 
-    def _add_chunk(
-        self, chunks: list[Chunk], sequence: ChatSequence, budget: ChunkBudget, filled: dict[Digest, int]
-    ) -> None:
-        start, size = sequence.num_prefilled, self.pages.page_size
-        length = self._cut(sequence, start, min(budget.affords(start), sequence.remaining_prefill))
-        if length > 0:
-            end = start + length
-            chunks.append(Chunk(sequence, start, end, is_last=end == sequence.num_tokens))
-            budget.spend(length, start)
-            full = slice(start // size, end // size)
-            for digest, page in zip(sequence.digests[full], sequence.pages[full], strict=True):
-                filled.setdefault(digest, page)
-
-    def _cut(self, sequence: ChatSequence, start: int, length: int) -> int:
-        return length if self.states is None else self.states.cut(sequence, start, length)
-
-    def _give_back(self, chunks: list[Chunk], budget: ChunkBudget) -> None:
-        """Shortens the last chunks so that a smaller captured prefill can be replayed, where the budget prefers
-        that."""
-        excess = budget.excess(finished=all(chunk.is_last for chunk in chunks))
-        while excess > 0:
-            chunk = chunks.pop()
-            length = self._cut(chunk.sequence, chunk.start, max(0, chunk.length - excess))
-            budget.spend(length - chunk.length, chunk.start)
-            excess -= chunk.length - length
-            if length:
-                chunks.append(replace(chunk, end=chunk.start + length, is_last=False))
-
-    def _put_back(self, followers: list[ChatSequence], chunks: list[Chunk]) -> None:
-        """Takes back the admission of followers whose chunk was given back. The chunk that fills their pages may have
-        been shortened, and a launch that fails must end all that hold pages of it: these are in the batch."""
-        kept = {chunk.sequence for chunk in chunks}
-        for sequence in reversed(followers):
-            if sequence not in kept:
-                self._release(sequence)
-                self.waiting.insert(0, sequence)
+    def _awaits(self, sequence: ChatSequence, filled: set[Digest]) -> bool:
+        """Whether what the prompt goes on with is being computed for another one."""
+        if self.states is not None:
+            return self.states.awaited(sequence, self._prefilling)
+        hit = sequence.hit_pages
+        return hit < sequence.largest_hit(len(sequence.digests)) and sequence.digests[hit] in filled
 
     def _admissible(self, can_start: Callable[[ChatSequence], bool]) -> list[ChatSequence]:
         """Waiting sequences that lack nothing but a slot and pages."""
         return [sequence for sequence in self.waiting if not sequence.num_unread and can_start(sequence)]
 
-    def _admit(self, sequence: ChatSequence, found: list[int]) -> bool:
+    def _admit(self, sequence: ChatSequence) -> bool:
         """Allocates a slot, and pages for all known tokens and the next one; False if there are too few. Keeps one page
-        per decode row free, so that an admission does not cause a preemption at once. found: pages behind the hit that
-        are filled in this step."""
+        per decode row free, so that an admission does not cause a preemption at once."""
         if not self.slots.num_free:
             return False
-        shared = self.pages.share(sequence.digests[: sequence.hit_pages]) + self.pages.hold(found)
+        shared = self.pages.share(sequence.digests[: sequence.hit_pages])
         num_keys = sequence.num_tokens + 1 + self.rows.keys_ahead
         num_keys = min(num_keys, sequence.num_prompt_tokens + sequence.max_new_tokens - 1)
         wanted = pages_for(num_keys, self.pages.page_size) - len(shared)
@@ -316,12 +271,6 @@ class Scheduler:
         self.pages.release(sequence.pages)
         sequence.slot, sequence.pages = 0, []
         sequence.num_prefilled = sequence.num_indexed = 0
-
-
-def _next_pages(sequence: ChatSequence, filled: Mapping[Digest, int]) -> list[int]:
-    """Pages of `filled` that go on where the sequence's prefix hit ends."""
-    missed = sequence.digests[sequence.hit_pages : sequence.largest_hit(len(sequence.digests))]
-    return [filled[digest] for digest in takewhile(filled.__contains__, missed)]
 
 
 def priority(sequence: ChatSequence, seconds: float) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 
 from models.interfaces.media import MediaItem, Prompt
 from service.engine.core.request_stats import RequestStats
-from service.link.messages import ChatDelta, ChatRequest, TokenInfo
+from service.link.messages import ChatDelta, ChatRequest, PhaseTimes, TokenInfo
 from service.link.sampling import SamplingParams
 
 
@@ -141,13 +141,20 @@ class ChatSequence:
         """Known tokens whose keys no launched step writes."""
         return self.num_tokens - self.num_prefilled
 
-    def delta(self, tokens: tuple[int, ...], infos: tuple[TokenInfo, ...] = (), reason: str | None = None) -> ChatDelta:
+    def delta(
+        self,
+        tokens: tuple[int, ...],
+        infos: tuple[TokenInfo, ...] = (),
+        reason: str | None = None,
+        times: PhaseTimes | None = None,
+        hidden: np.ndarray | None = None,
+    ) -> ChatDelta:
         """New tokens for the client; with a `reason` (finish_reason), the last ones. Those with drafts may be the last
         without one, too, by a stop string."""
         last = reason is not None
         steps = self.stats.counts() if last or self.stats.drafted else None
         classes = self.classes if last else None
-        return ChatDelta(self.request_id, tokens, infos, reason, self.cached_tokens, steps, classes=classes)
+        return ChatDelta(self.request_id, tokens, infos, reason, self.cached_tokens, steps, times, hidden, classes)
 
     def token_ids(self, start: int, end: int) -> np.ndarray:
         """Known tokens [start, end), int64."""
@@ -333,27 +340,25 @@ class SamplerNeeds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One batch: decode rows first, then prefill chunks."""
+    """One batch: the decode rows, or chunks of prompts."""
 
-    slots: np.ndarray
-    """Request slots of the decode rows, int64 [rows]."""
-    sequences: tuple[ChatSequence, ...]
-    """Sequences of the decode rows, in the order of `slots`."""
-    num_pages: int
-    """Block table entries that the longest decode row uses."""
-    chunks: tuple[Chunk, ...]
-    allocations: tuple[BlockAllocation, ...]
-    """Pages that decode rows got for this step; their block tables are written before it runs."""
     needs: SamplerNeeds
+    chunks: tuple[Chunk, ...] = ()
+    slots: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Request slots of the decode rows, int64 [rows]."""
+    sequences: tuple[ChatSequence, ...] = ()
+    """Sequences of the decode rows, in the order of `slots`."""
+    num_pages: int = 0
+    """Block table entries that the longest decode row uses."""
+    allocations: tuple[BlockAllocation, ...] = ()
+    """Pages that decode rows got for this step; their block tables are written before it runs."""
     drafts: int = 0
-    """Drafts of each decode row; the step then has no chunks, and no guided rows."""
+    """Drafts of each decode row; none where a row is guided."""
 
     @property
     def sampled(self) -> tuple[ChatSequence, ...]:
         """The sequences that get a token, in the order of the results."""
-        if not self.chunks:
-            return self.sequences
-        return (*self.sequences, *(chunk.sequence for chunk in self.chunks if chunk.is_last))
+        return self.sequences or tuple(chunk.sequence for chunk in self.chunks if chunk.is_last)
 
 
 def sampler_needs(sequences: tuple[ChatSequence, ...]) -> SamplerNeeds:

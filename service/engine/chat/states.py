@@ -5,7 +5,7 @@ step advances the state in place, but at a multiple of STATE_INTERVAL positions 
 two (service.engine.chat.steps.advance_states), which then holds the state at the last such boundary.
 
 A snapshot is a row that nobody writes any more, indexed by the digest of the page that ends where it was taken. It can
-be found while that page is cached; when a row is needed, those along the way go first, then the least recently used.
+be found while that page is cached. When a row is needed, the least recently used one goes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,6 @@ MOST_EACH = 8
 PROMPT_TAIL = 8
 """The last tokens of a prompt, which the next turn may not repeat: a template opens an answer with <think>, and leaves
 that out of the conversation later."""
-ALONG = 4096
-"""Tokens between snapshots along the way, for prompts that have only a beginning in common with this one."""
-ALONG_SHARE = 8
-"""One of so many rows may hold a snapshot along the way, so that a long prompt does not push out all others."""
 
 
 class StatePool:
@@ -40,10 +36,7 @@ class StatePool:
         self._pending = pending
         self.rows = PagePool(num_rows, STATE_INTERVAL)
         self._page_size = pages.page_size
-        self._along: dict[Digest, None] = {}
-        """Snapshots along the way from which no prompt has gone on, the oldest first."""
-        self._max_along = (num_rows - 1) // ALONG_SHARE
-        pages.evicted = self.rows.evicted = self._forget
+        pages.evicted = self.rows.forget
 
     def look_up(self, sequence: ChatSequence, prefilling: Iterable[ChatSequence]) -> None:
         """Shortens a hit in the page cache to the last snapshot inside it, and plans the snapshots of the prefill: near
@@ -62,8 +55,7 @@ class StatePool:
         found = sequence.hit_pages * self._page_size
         for other in prefilling:
             common = sequence.largest_hit(_common(sequence, other)) * self._page_size
-            start = max(found, other.num_prefilled)
-            if self._last_along(start, common) or any(start < end <= common for end in other.snapshot_ends):
+            if any(max(found, other.num_prefilled) < end <= common for end in other.snapshot_ends):
                 return True
         return False
 
@@ -71,9 +63,6 @@ class StatePool:
         """Takes the rows of a sequence: ROWS_EACH for each slot are always enough."""
         digests = [self._digest(sequence, sequence.hit_pages * self._page_size)] if sequence.hit_pages else []
         sequence.state_read = (self.rows.share(digests) or [0])[0]
-        for digest in digests:
-            self._along.pop(digest, None)
-        self._make_room(2)
         sequence.state_rows = self.rows.allocate(2)
 
     def cut(self, sequence: ChatSequence, start: int, length: int) -> int:
@@ -88,12 +77,10 @@ class StatePool:
         return max(0, end - start)
 
     def with_snapshot(self, chunk: Chunk) -> Chunk:
-        """The chunk with a row for the snapshot that is planned inside it, or else for one along the way."""
-        planned = next((end for end in chunk.sequence.snapshot_ends if chunk.start < end <= chunk.end), 0)
-        end = planned or self._last_along(chunk.start, chunk.end)
+        """The chunk with a row for the snapshot that is planned inside it, if there is one."""
+        end = next((end for end in chunk.sequence.snapshot_ends if chunk.start < end <= chunk.end), 0)
         if not end or not self.rows.num_available:
             return chunk
-        self._make_room(1 if planned or len(self._along) >= self._max_along else 0)
         (chunk.sequence.snapshot_row,) = self.rows.allocate(1)
         return replace(chunk, snapshot_end=end)
 
@@ -107,9 +94,6 @@ class StatePool:
         if sequence.snapshot_row:
             self._keep(sequence, sequence.snapshot_row, chunk.snapshot_end)
             sequence.snapshot_row = 0
-            if chunk.snapshot_end not in sequence.snapshot_ends:
-                self._along[self._digest(sequence, chunk.snapshot_end)] = None
-                self._make_room(0)
 
     def keep_last(self, sequence: ChatSequence, num_keys: int) -> int:
         """Makes a snapshot of the last boundary that the decode steps of a sequence passed, if its tokens up to there
@@ -143,20 +127,6 @@ class StatePool:
         """Gives a row up as the snapshot after `end` tokens of a sequence."""
         self.rows.index(row, self._digest(sequence, end))
         self.rows.release([row])
-
-    def _last_along(self, start: int, end: int) -> int:
-        """The last position in (start, end] for a snapshot along the way; 0 for none."""
-        return last if (last := end // ALONG * ALONG) > start and self._max_along else 0
-
-    def _make_room(self, rows: int) -> None:
-        """Evicts snapshots along the way: those beyond their share, and more until so many rows are free."""
-        free = self.rows.num_available - self.rows.num_cached
-        for digest in [*self._along][: max(0, len(self._along) - self._max_along, rows - free)]:
-            self._forget(digest)
-
-    def _forget(self, digest: Digest) -> None:
-        self._along.pop(digest, None)
-        self.rows.forget(digest)
 
     def _digest(self, sequence: ChatSequence, end: int) -> Digest:
         return sequence.digests[end // self._page_size - 1]

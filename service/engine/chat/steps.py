@@ -325,31 +325,19 @@ class PrefillStep:
         return {"hidden": run_chunks(self.decoder, buffers["hidden"], buffers["positions"].T, batch, buffers)}
 
 
-def packed_rows(
-    sent: Mapping[str, Tensor], state: SlotState, caches: Sequence[Mapping[str, Tensor]], max_pages: int, page_size: int
-) -> tuple[Tensor, Tensor, PagedBatch]:
-    """Tokens int64 [n], positions int64 [axes, n] and the batch of an eager pass: a decode row for each of `slots`,
-    then chunks. sent: slots int64 [rows], and service.engine.chat.inputs.chunk_arrays."""
-    tokens, positions, slot_mapping = sent["tokens"], sent["positions"], sent["slot_mapping"]
-    slots, tables, seq_lens = sent["slots"], None, None
-    if len(slots):
-        row_tokens, row_positions, row_mapping, tables, seq_lens = decode_rows(slots, state, max_pages, page_size)
-        tokens = torch.cat((row_tokens, tokens))
-        positions = torch.cat((row_positions.expand(positions.shape[0], -1), positions), dim=1)
-        slot_mapping = torch.cat((row_mapping, slot_mapping))
-    batch = PagedBatch(
+def chunk_batch(
+    sent: Mapping[str, Tensor], state: SlotState, caches: Sequence[Mapping[str, Tensor]], page_size: int
+) -> PagedBatch:
+    """The batch of an eager pass over chunks. sent: service.engine.chat.inputs.chunk_arrays."""
+    return PagedBatch(
         caches,
         page_size,
-        slot_mapping,
-        len(slots),
-        tables,
-        seq_lens,
+        sent["slot_mapping"],
         cu_seqlens_q=sent["cu_seqlens_q"],
         cu_seqlens_k=sent["cu_seqlens_k"],
         context_slots=sent.get("context_slots"),
         states=chunk_states(sent, state.states),
     )
-    return tokens, positions, batch
 
 
 def run_chunks(
@@ -380,7 +368,7 @@ def chunk_states(buffers: Mapping[str, Tensor], states: Sequence[Mapping[str, Te
 
 @dataclass(frozen=True, eq=False)
 class SampleStep:
-    """Sampling for the rows of a mixed batch that end in a token. Bucket: rows. Output: that of Sampling."""
+    """Sampling for the prompts that end in a step of chunks. Bucket: rows. Output: that of Sampling."""
 
     sampling: Sampling
     hidden_size: int

@@ -12,13 +12,11 @@ from models.interfaces.capturable import Plan
 from service.engine.chat.drafts import MAX_ROWS
 from service.engine.chat.graphs import ChatGraphs
 from service.engine.chat.inputs import STATE_BUFFERS
-from service.engine.chat.pacing import chunk_tokens
-from service.engine.chat.steps import packed_rows, run_chunks, with_features
+from service.engine.chat.steps import chunk_batch, run_chunks, with_features
 from service.engine.core.pages import scratch_chunks
 from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS
 from service.graphs.buckets import powers_of_two
 from service.graphs.buffers import upload_arrays
-from service.graphs.pool import RouteSeconds, seconds_of
 
 _MEASURED_CONTEXT = 4096
 """Number of cached keys before a chunk, to measure their cost."""
@@ -27,8 +25,7 @@ _MEASURED_CONTEXT = 4096
 def largest_runs(graphs: ChatGraphs) -> Iterator[Callable[[], object]]:
     """What takes most memory eagerly: the largest step with a prefill, and steps of all slots."""
     config, sizes = graphs.context.config, graphs.sizes
-    beside_rows = config.slots + chunk_tokens(config.max_step_tokens, config.slots)
-    tokens = min(max(config.max_step_tokens, beside_rows), sizes.max_pages * sizes.page_size)
+    tokens = min(config.max_step_tokens, sizes.max_pages * sizes.page_size)
     yield partial(scratch_prefill, graphs, [tokens])
     largest = [
         (graphs.decode[True], {"rows": config.slots, "pages": sizes.max_pages}),
@@ -45,8 +42,8 @@ def largest_runs(graphs: ChatGraphs) -> Iterator[Callable[[], object]]:
 
 
 def warm_up(graphs: ChatGraphs) -> Iterator[None]:
-    """Runs what may run eagerly: decode steps and prefills of each power of two, prefills with cached context, of many
-    sequences, and beside decode rows. Yields after each."""
+    """Runs what may run eagerly: decode steps and prefills of each power of two, prefills with cached context and of
+    many sequences. Yields after each."""
     config, sizes = graphs.context.config, graphs.sizes
     rows = powers_of_two(config.slots)
     for full in (False, True):
@@ -55,27 +52,24 @@ def warm_up(graphs: ChatGraphs) -> Iterator[None]:
         yield from graphs.sample[full].warm_up({"rows": count} for count in rows)
         yield from graphs.guided_sample[full].warm_up({"rows": count} for count in rows)
     yield from graphs.layers.warm_up({"rows": count, "pages": sizes.max_pages} for count in rows)
-    passes = [([tokens], 0, 0) for tokens in powers_of_two(min(config.max_step_tokens, WARM_TOKENS))]
-    passes += [([1, 2], sizes.page_size, 0), ([1] * WARM_SEQUENCES, 0, 0)]
-    if not graphs.state.states:
-        passes += [([1], 0, count) for count in rows]
-    for lengths, cached, count in passes:
-        scratch_prefill(graphs, lengths, cached=cached, rows=count)
+    passes = [([tokens], 0) for tokens in powers_of_two(min(config.max_step_tokens, WARM_TOKENS))]
+    for lengths, cached in (*passes, ([1, 2], sizes.page_size), ([1] * WARM_SEQUENCES, 0)):
+        scratch_prefill(graphs, lengths, cached=cached)
         yield
     yield from graphs.cached_prefill.warm_up(graphs.cached_prefill.bucket_list[:1])
 
 
-def pair_seconds(graphs: ChatGraphs) -> RouteSeconds | None:
-    """Seconds of a pair of a query and a cached key on each route, measured with the largest captured bucket; None if
-    none is captured or the context has no room for cached keys."""
+def pair_seconds(graphs: ChatGraphs) -> float:
+    """Seconds of a pair of a query and a cached key, measured with the largest captured prefill; 0 if none is captured
+    or the context has no room for cached keys."""
     runner, sizes = graphs.cached_prefill, graphs.sizes
     largest = max(runner.captured, key=lambda bucket: bucket["tokens"], default=None)
     if largest is None:
-        return None
+        return 0.0
     tokens = largest["tokens"]
     cached = min(_MEASURED_CONTEXT, sizes.max_pages * sizes.page_size - tokens)
     if cached <= 0:
-        return None
+        return 0.0
 
     def replay(keys: int) -> float:
         arrays = {"cu_seqlens": np.array([0, tokens], np.int32), "seq_lens": np.array([keys + tokens], np.int32)}
@@ -84,30 +78,21 @@ def pair_seconds(graphs: ChatGraphs) -> RouteSeconds | None:
         assert seconds is not None
         return seconds
 
-    def eager(keys: int) -> float:
-        return seconds_of(partial(scratch_prefill, graphs, [tokens], cached=keys), graphs.context.device)
-
-    # The first runs include allocations and the start of libraries.
-    for keys in (0, cached):
-        eager(keys)
-    pairs = tokens * cached
-    each = (max(0.0, run(cached) - run(0)) / pairs for run in (eager, replay))
-    return RouteSeconds(*each)
+    return max(0.0, replay(cached) - replay(0)) / (tokens * cached)
 
 
-def scratch_prefill(graphs: ChatGraphs, lengths: list[int], *, cached: int = 0, rows: int = 0) -> None:
-    """The decoder over prompts of these lengths, each after `cached` keys, together with `rows` decode rows."""
+def scratch_prefill(graphs: ChatGraphs, lengths: list[int], *, cached: int = 0) -> None:
+    """The decoder over prompts of these lengths, each after `cached` keys."""
     decoder, state, sizes = graphs.decoder, graphs.state, graphs.sizes
     zeros = np.zeros(sum(lengths), dtype=np.int64)
     arrays = {
         "tokens": zeros,
         "next_tokens": zeros,
         "positions": np.zeros((decoder.position_axes, len(zeros)), dtype=np.int64),
-        "slots": np.zeros(rows, dtype=np.int64),
     } | scratch_chunks(lengths, cached, sizes.page_size)
     if state.states:
         arrays |= {name: np.zeros(len(lengths), dtype=np.int64) for name in STATE_BUFFERS}
     sent = upload_arrays(arrays, graphs.context.device)
-    tokens, positions, batch = packed_rows(sent, state, graphs.caches, sizes.max_pages, sizes.page_size)
-    hidden = with_features(decoder.embed(tokens), sizes.hidden_size * (1 + decoder.feature_levels))
-    run_chunks(decoder, hidden, positions, batch, sent)
+    hidden = with_features(decoder.embed(sent["tokens"]), sizes.hidden_size * (1 + decoder.feature_levels))
+    batch = chunk_batch(sent, state, graphs.caches, sizes.page_size)
+    run_chunks(decoder, hidden, sent["positions"], batch, sent)

@@ -25,20 +25,20 @@ from service.engine.chat.encoder import EncodeError, VisionStage
 from service.engine.chat.guided.guidance import Guidance, MaskJob, hosts_of
 from service.engine.chat.in_flight import InFlight, Launch
 from service.engine.chat.pacing import ITL_TARGET, Pacing
-from service.engine.chat.requests import ChatLimits, ChatRequests, Outbox, phase_times, token_infos, with_times
+from service.engine.chat.requests import ChatLimits, ChatRequests, Outbox, token_infos
 from service.engine.chat.runner import ChatRunner, StepOutput
 from service.engine.chat.scheduler import Scheduler
 from service.engine.chat.sequence import ChatSequence, Step
 from service.engine.chat.slot_state import row_bytes
 from service.engine.chat.states import MOST_EACH, ROWS_EACH, StatePool
-from service.engine.core.faults import LaunchError, RepeatableLaunchError, launch_errors
+from service.engine.core.faults import LaunchError, launch_errors
 from service.engine.core.pages import PagePool, SlotPool, pages_for
 from service.engine.core.readback import Readback
 from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
 from service.engine.memory import state_bytes
 from service.graphs.runner import GraphRunner
 from service.link.config import ConfigurationError
-from service.link.messages import Abort, ChatDelta, ChatRequest, ModelState, Outputs, TokenInfo
+from service.link.messages import Abort, ChatRequest, ModelState, Outputs, PhaseTimes, TokenInfo
 
 _MAX_IN_FLIGHT = 2
 """Launches in flight: one runs and the next is queued behind it, so that the GPU does not wait for Python."""
@@ -105,9 +105,7 @@ class ChatWorker:
         limits = ChatLimits(self._max_context, positions, self._vocab_limit, config.max_waiting)
         pending = self._runner.drafts > 0
         states = StatePool(self.state_rows, self._pages, pending=pending) if self.state_rows else None
-        self._scheduler = Scheduler(
-            self._pages, SlotPool(config.slots), config.max_step_tokens, states, self._runner.keys_ahead
-        )
+        self._scheduler = Scheduler(self._pages, SlotPool(config.slots), states, self._runner.keys_ahead)
         self._requests = ChatRequests(
             self.name, limits, self._scheduler, self._vision, self._guidance, self._outbox, self._context
         )
@@ -119,8 +117,7 @@ class ChatWorker:
         return [*self._runner.graphs.runners, self._vision.runner]
 
     def capture_next(self, *, idle: bool) -> bool:
-        captured = any(runner.capture_next(idle=idle) for runner in self.graph_runners)
-        return captured or (idle and self._runner.measure_again(self._pacing, self._vision.runner))
+        return any(runner.capture_next(idle=idle) for runner in self.graph_runners)
 
     def calibrate(self) -> None:
         if self._context.device.type == "cuda":
@@ -212,10 +209,10 @@ class ChatWorker:
         started = time.perf_counter()
         preemptions, rows = self._scheduler.num_preemptions, len(self._scheduler.rows.slots)
         drafts = self._draft_length.choose(rows, self._pacing.costs)
-        if self._pacing.decode_seconds(rows, verifies=drafts > 0) > allowance and not must:
-            drafts = 0
-        if self._pacing.decode_seconds(rows, verifies=drafts > 0) > allowance and not must:
+        if not must and self._pacing.decode_seconds(rows) > allowance:
             return False
+        if not must and self._pacing.decode_seconds(rows, verifies=True) > allowance:
+            drafts = 0
         budget = None
         if self._scheduler.has_prefills() and not (rows and self._rows_wait):
             budget = self._pacing.chunk_budget(rows, allowance, self._runner.prefill_sizes, must=must)
@@ -224,31 +221,32 @@ class ChatWorker:
             self._observations.count("preemptions_total", preempted, model=self.name)
         if step is None:
             return False
-        self._rows_wait = len(step.slots) < len(self._scheduler.rows.slots)
-        decode_seconds = self._pacing.decode_seconds(len(step.slots), verifies=step.drafts > 0)
+        self._rows_wait = bool(step.chunks and rows)
         if (output := self._run(step)) is None:
             return True
         self._outbox.release()
         self._scheduler.launched(step)
         for chunk in step.chunks:
             self._requests.note_chunk(chunk, now)
+        spent = budget if step.chunks else None
+        decode_seconds = self._pacing.decode_seconds(len(step.slots), verifies=step.drafts > 0)
         launch = Launch(
             kind=output.kind,
-            size=len(step.slots),
+            size=len(step.slots) if spent is None else spent.used,
             route=output.route,
             launched_at=now,
-            predicted=decode_seconds,
+            predicted=decode_seconds if spent is None else spent.predicted,
             sequences=step.sampled,
             drafts=step.drafts,
             chunks=step.chunks,
+            budget=spent,
             pending_sampling=output.pending_sampling,
         )
         self._chunks_put_off = False
-        if budget is not None and not step.chunks:
-            self._chunks_put_off = budget.crowded and self._scheduler.has_chunks(self._can_start)
+        if spent is not None:
+            self._pacing.spend(rows, spent.predicted)
         elif budget is not None:
-            self._pacing.spend(rows, budget.predicted)
-            launch.add_chunks(budget)
+            self._chunks_put_off = budget.crowded and self._scheduler.has_chunks(self._can_start)
         if launch.pending_sampling is None:
             self._close_gap(decode_seconds)
             launch.readback = Readback(output.results, self._context.device)
@@ -260,14 +258,11 @@ class ChatWorker:
 
     def _run(self, step: Step) -> StepOutput | None:
         """Launches a step; None if that failed, in which case its requests have failed, too."""
-        chunks = [chunk.sequence for chunk in step.chunks]
         try:
             with launch_errors():
                 return self._runner.launch(step, self._vision.embeds)
-        except RepeatableLaunchError as error:
-            self._requests.fail(chunks, error)
         except LaunchError as error:
-            self._requests.fail([*chunks, *step.sequences], error)
+            self._requests.fail([*step.sequences, *(chunk.sequence for chunk in step.chunks)], error)
         return None
 
     def _close_gap(self, decode_seconds: float) -> None:
@@ -339,36 +334,28 @@ class ChatWorker:
         for chunk in launch.chunks:
             if not chunk.is_last:
                 chunk.sequence.stats.add(launch.route == "replay", launch.rows)
-        first = phase_times(launch.chunks, now)
-        for times in first.values():
-            self._observations.observe("prefill_duration_seconds", now - times.scheduled, model=self.name)
         if any(chunk.sequence.classes is not None for chunk in launch.chunks):
             self._read_classes(launch)
         if launch.sequences:
-            self._read_tokens(launch)
-        if first:
-            self._outbox.deltas = with_times(self._outbox.deltas, first)
+            self._read_tokens(launch, now)
         labels = {"model": self.name, "kind": launch.kind}
         self._observations.observe("step_duration_seconds", seconds, **labels, route=launch.route)
         host_seconds = launch.host_seconds + time.perf_counter() - started
         self._observations.observe("step_host_duration_seconds", host_seconds, **labels)
 
     def _learn(self, launch: Launch, seconds: float) -> None:
-        """Records how long a launch took; of chunks, without the decode rows beside them."""
+        """Records how long a launch took."""
         costs, chunks = self._pacing.costs, launch.budget
         if chunks is None:
             costs.observe(launch.kind, launch.size, seconds)
         else:
-            chunk_seconds = max(0.0, seconds - launch.decode_seconds)
-            costs.prefill.observe(chunks.padded(chunks.used), chunks.pairs, chunk_seconds)
+            costs.prefill.observe(chunks.padded(chunks.used), chunks.pairs, seconds)
 
-    def _read_tokens(self, launch: Launch) -> None:
+    def _read_tokens(self, launch: Launch, now: float) -> None:
         assert launch.readback is not None
         results = launch.readback.read()
         tokens, stops = results["results"].T.tolist()
-        page_size, deltas, ended = self._pages.page_size, self._outbox.deltas, list[ChatSequence]()
-        if (hidden := results.get("hidden")) is not None:
-            self._report_hidden(launch.sequences, hidden)
+        page_size, ended, hidden = self._pages.page_size, list[ChatSequence](), results.get("hidden")
         with_logprobs, replayed, rows = "logprobs" in results, launch.route == "replay", launch.rows
         width = 1 + launch.drafts
         for number, sequence in enumerate(launch.sequences):
@@ -384,6 +371,7 @@ class ChatWorker:
                 sequence.num_stated = sequence.num_tokens - 1
             new = tuple(tokens[row : row + count])
             generated = sequence.generated
+            times = self._first_times(sequence, now) if launch.chunks and not generated else None
             generated.extend(new)
             infos: tuple[TokenInfo, ...] = ()
             if with_logprobs:
@@ -393,22 +381,26 @@ class ChatWorker:
                 self._settle(sequence, launch.drafts, count, stops[row : row + width])
             num_keys = sequence.num_prompt_tokens + len(generated) - 1
             # Full pages become findable in the prefix index. The newest token has no key yet; those before it have.
-            if num_keys // page_size > sequence.num_indexed and not sequence.num_unread:
+            if num_keys // page_size > sequence.num_indexed:
                 self._scheduler.index(sequence, num_keys)
             if stop < 0:
                 self._requests.fail_corrupt(sequence)
-            elif stop == 1:
-                deltas.append(sequence.delta(new, infos, "stop"))
-                self._requests.finish(sequence)
-            elif len(generated) < sequence.max_new_tokens:
-                deltas.append(sequence.delta(new, infos))
-            else:
-                deltas.append(sequence.delta(new, infos, "length"))
+                continue
+            reason = "stop" if stop == 1 else "length" if len(generated) >= sequence.max_new_tokens else None
+            vector = None if hidden is None else hidden[number].copy()
+            self._outbox.deltas.append(sequence.delta(new, infos, reason, times, vector))
+            if reason is not None:
                 ended.append(sequence)
         for sequence in ended:
             self._requests.finish(sequence)
         if launch.drafts:
             self._scheduler.rows.leave()
+
+    def _first_times(self, sequence: ChatSequence, now: float) -> PhaseTimes:
+        times = sequence.stats.times(now)
+        assert times is not None
+        self._observations.observe("prefill_duration_seconds", now - times.scheduled, model=self.name)
+        return times
 
     def _settle(self, sequence: ChatSequence, drafts: int, count: int, stops: list[int]) -> None:
         """Counts the drafts of a row that brought `count` tokens, beside one that stopped it. stops [1 + drafts]: as of
@@ -433,12 +425,6 @@ class ChatWorker:
                 marks = chunk.sequence.marks(chunk.start, chunk.end)
                 chunk.sequence.classes[marks] = classes[first : first + marks.stop - marks.start]
                 first += marks.stop - marks.start
-
-    def _report_hidden(self, sequences: tuple[ChatSequence, ...], hidden: np.ndarray) -> None:
-        """Send hidden vectors in deltas of their own, before those of the tokens."""
-        for sequence, vector in zip(sequences, hidden, strict=True):
-            if not sequence.finished:
-                self._outbox.deltas.append(ChatDelta(sequence.request_id, (), hidden=vector.copy()))
 
     def state(self) -> ModelState:
         scheduler = self._scheduler

@@ -179,13 +179,6 @@ class PagePool:
             self._holders[page] += 1
         return pages
 
-    def hold(self, pages: Sequence[int]) -> list[int]:
-        """The same pages, which are in use, with one more holder each."""
-        for page in pages:
-            assert self._holders[page] > 0
-            self._holders[page] += 1
-        return list(pages)
-
     def check(self) -> None:
         """Asserts that every page is in exactly one state."""
         used = sum(1 for holders in self._holders[1:] if holders)

@@ -1,11 +1,10 @@
-"""Captured prefills of any chunks equal eager ones, for every family, and which of both a batch takes."""
+"""Captured prefills of any chunks equal eager ones, for every family."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,14 +21,12 @@ from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import PrefillStep
 from service.graphs.buckets import fits
 from service.graphs.observations import Observations
-from service.graphs.pool import GraphPool, RouteSeconds
+from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 from tests.support.devices import DEVICES
 from tests.support.golden import GOLDEN, is_chat
-from tests.support.inline_engine import InlineEngine
 from tests.support.paged import PagedCache, PagedSequence
 from tests.support.slow import slow
-from tests.support.tiny_chat import tiny_item, tiny_prompt
 
 FAMILIES = [
     "qwen2_vl",
@@ -109,32 +106,6 @@ def test_any_mix_of_chunks_replays_as_it_runs_eagerly(
                 torch.testing.assert_close(layer[name][slot_mapping], values[name][slot_mapping], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_chunk_reads_pages_that_another_chunk_of_its_pass_fills(family: str, device: str) -> None:
-    """Replayed and eagerly, as if the second came in a later pass. The third reads what both fill."""
-    made, chunks = prefill(family, device), [(0, 11), (8, 5), (12, 3)]
-    torch.manual_seed(3)
-    pages = (torch.randperm(SLOTS * PAGES) + 1).view(SLOTS, PAGES)
-    pages[1:3, :2], pages[2, 2] = pages[0, :2], pages[1, 2]
-    with torch.inference_mode():
-        made.state.block_tables.zero_()
-        made.state.block_tables[1:] = pages.int()
-        hidden = torch.randn(19, made.width, device=device)
-        rows, results = hidden.split([new for _, new in chunks]), list[Tensor]()
-        for run in (_eagerly, _replayed):
-            for layer in made.cache.caches:
-                for values in layer.values():
-                    values.fill_(NAN)
-            results.append(run(made, pages, chunks, hidden)[0].clone())
-        for layer in made.cache.caches:
-            for values in layer.values():
-                values.fill_(NAN)
-        one_by_one = [_eagerly(made, pages[i : i + 1], chunks[i : i + 1], rows[i])[0] for i in range(len(chunks))]
-    for result in results:
-        torch.testing.assert_close(result, torch.cat(one_by_one), atol=1e-4, rtol=1e-4)
-
-
 def _sequences(pages: Tensor, chunks: list[tuple[int, int]]) -> list[PagedSequence]:
     return [PagedSequence(row.tolist(), cached) for row, (cached, _) in zip(pages, chunks, strict=False)]
 
@@ -197,83 +168,3 @@ def test_buckets_go_to_the_budget_and_a_padded_token_is_at_most_one_in_two() -> 
     assert token_buckets(sizes, 4096, whole=True)[-4:] == [2560, 3200, 4000, 4096]
     assert token_buckets(sizes, 4096) == list(sizes)
     assert all(after <= 2 * before for before, after in pairwise(sizes))
-
-
-def measured(engine: InlineEngine, eager: float, cached: float, decode: float) -> None:
-    """As if the captures of an engine without a GPU had been measured: seconds of an eager pass, and of replays."""
-    graphs = engine.worker._runner.graphs
-    for one, seconds in ((graphs.prefill, cached), (graphs.cached_prefill, cached), (graphs.decode[False], decode)):
-        for key, graph in one._graphs.items():
-            capture = replace(graph.capture, seconds=RouteSeconds(eager, seconds))
-            one._graphs[key] = replace(graph, capture=capture)
-        one._choices.clear()
-
-
-def answers(engine: InlineEngine) -> dict[str, list[int]]:
-    """A prompt, another that continues it beside its decode rows, and a picture."""
-    shared = list(range(20))
-    engine.submit("first", tiny_prompt([shared]), max_tokens=12)
-    for _ in range(4):
-        engine.turn()
-    engine.submit("second", tiny_prompt([shared, [40, 41]]), max_tokens=6)
-    engine.submit("third", tiny_prompt([shared, tiny_item(1, [8]), [3]]), max_tokens=6)
-    engine.run()
-    engine.assert_nothing_left()
-    return {name: engine.tokens(name) for name in ("first", "second", "third")}
-
-
-@pytest.mark.parametrize(
-    ("seconds", "pairs", "route"),
-    [
-        ({"eager": 3.0, "cached": 1.0, "decode": 1.0}, (0.0, 0.0), "replay"),
-        ({"eager": 0.5, "cached": 1.0, "decode": 1.0}, (0.0, 0.0), "eager"),
-        ({"eager": 1.5, "cached": 1.0, "decode": 1.0}, (0.0, 0.0), "decode tips it"),
-        ({"eager": 3.0, "cached": 1.0, "decode": 0.0}, (0.0, 1.0), "context tips it"),
-    ],
-)
-def test_the_route_that_was_measured_faster_is_taken_and_counted(
-    seconds: dict[str, float], pairs: tuple[float, float], route: str
-) -> None:
-    with torch.inference_mode():
-        engine = InlineEngine()
-        measured(engine, **seconds)
-        engine.worker._runner._routes.pair_seconds = RouteSeconds(*pairs)
-        tokens = answers(engine)
-        assert tokens == answers(InlineEngine(graphs=False))
-    steps = engine.steps()
-    eager = {kind for (kind, way, reason) in steps if way == "eager" and reason == "measured"}
-    replayed = {kind for (kind, way, _) in steps if way == "replay"} & {"prefill", "cached_prefill"}
-    expected: dict[str, tuple[set[str], set[str]]] = {
-        "replay": (set(), {"prefill", "cached_prefill"}),
-        "eager": ({"prefill", "mixed"}, set()),
-        "decode tips it": ({"mixed"}, {"prefill"}),
-        "context tips it": ({"mixed"}, {"prefill"}),
-    }
-    assert (eager, replayed) == expected[route]
-    assert all(way == "replay" or reason == "measured" for _, way, reason in steps)
-
-
-def test_an_eager_pass_that_runs_out_of_memory_is_replayed_and_its_size_from_then_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The pass fails after it has computed everything: keys are written and new rows admitted a second time."""
-    with torch.inference_mode():
-        engine = InlineEngine()
-        measured(engine, eager=1.5, cached=1.0, decode=1.0)
-        runner: Any = engine.worker._runner
-        backbone, failed = runner._backbone, list[int]()
-
-        def without_memory(step: Any, embeds: Any, prefill: Any) -> Tensor:
-            hidden = backbone(step, embeds, prefill)
-            if prefill is None:
-                failed.append(len(step.chunks))
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return hidden
-
-        monkeypatch.setattr(runner, "_backbone", without_memory)
-        tokens, once = answers(engine), len(failed)
-        assert tokens == answers(InlineEngine(graphs=False)) and not engine.failures()
-        assert once
-        answers(engine)
-    assert len(failed) == once and not engine.failures()
-    assert not any(reason == "measured" for _, _, reason in engine.steps())

@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from service.engine.chat import runner as chat_runner
-from service.engine.chat.graphs import PrefillChoice, PrefillRoutes
-from service.engine.chat.sampler import log_probabilities
 from service.engine.engine import HEARTBEAT, MISSES_BEFORE_CAPTURE, Engine
 from service.graphs.runner import GraphRunner
 from service.link.messages import ChatDelta, ChatRequest, SpeechAppend, Stop
@@ -59,10 +56,9 @@ def test_answers_in_a_batch_are_the_answers_alone(device: str, graphs: bool) -> 
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_the_last_delta_says_how_a_request_was_computed(graphs: bool) -> None:
-    prompt = tiny_prompt([[1, 2], tiny_item(1, [8, 6]), [3]])
     engine = InlineEngine(graphs=graphs)
-    engine.submit("first", prompt, max_tokens=6)
-    engine.submit("second", prompt, max_tokens=6)
+    for name, token in (("first", 1), ("second", 2)):
+        engine.submit(name, tiny_prompt([[token], tiny_item(1, [8, 6]), [3]]), max_tokens=6)
     engine.run()
     deltas = [delta for outputs in engine.channel.outputs for delta in outputs.chat]
     assert all((delta.steps is not None) == (delta.finish_reason is not None) for delta in deltas)
@@ -260,33 +256,6 @@ def test_a_request_whose_logits_are_nan_fails_alone(device: str) -> None:
     engine.assert_nothing_left()
 
 
-@pytest.mark.parametrize("graphs", [True, slow(False)])
-def test_an_answer_never_lacks_a_token_of_a_step_that_failed_after_sampling(
-    monkeypatch: pytest.MonkeyPatch, graphs: bool
-) -> None:
-    """Sampling advances the rows on the device: what fails behind it has lost their tokens."""
-    run_chunks_eagerly(monkeypatch)
-    engine = InlineEngine(graphs=graphs)
-    engine.submit("running", TEXT, max_tokens=20, logprobs=1)
-    for _ in range(4):
-        engine.turn()
-
-    def fail_in_a_batch(logits: torch.Tensor, *args: Any) -> Any:
-        if len(logits) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return log_probabilities(logits, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(chat_runner, "log_probabilities", fail_in_a_batch)
-        engine.submit("unlucky", TEXT)
-        for _ in range(4):
-            engine.turn()
-    engine.submit("after", TEXT)
-    engine.run()
-    assert set(engine.failures()) == {"running", "unlucky"} and len(engine.tokens("after")) == 8
-    engine.assert_nothing_left()
-
-
 def test_a_fault_of_the_device_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = InlineEngine(graphs=False)
     engine.submit("it", TEXT)
@@ -388,11 +357,6 @@ def test_requests_for_another_model_are_refused_and_stop_ends_the_engine() -> No
     engine.channel.commands.append(Stop())
     engine.engine.run()
     assert isinstance(engine.engine, Engine)
-
-
-def run_chunks_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where eager passes were measured to be faster, which a CPU does not measure."""
-    monkeypatch.setattr(PrefillRoutes, "choose", lambda *_: PrefillChoice(None, "measured"))
 
 
 def test_a_step_that_must_be_made_beside_listeners_is_a_small_one() -> None:

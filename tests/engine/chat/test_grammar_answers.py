@@ -16,7 +16,6 @@ from models.checkpoints.registry import family_of, resolve
 from models.interfaces.processor import ChatProcessor
 from service.api.structured.grammar import json_schema_grammar
 from service.api.structured.schema_form import Unfit
-from service.engine.chat.guided import matchers
 from service.engine.chat.guided.matchers import build_tokenizer
 from service.link.messages import PARSER_LIMITS
 from tests.support.grammars import check_grammar
@@ -87,38 +86,14 @@ def test_answers_fit_whatever_the_vocabulary_is(directory: Path) -> None:
     assert judge(processor, range(40, 60), depth=2)[0] > 12
 
 
-BYTE_LEVEL = [path for path in DIRECTORIES if path.name not in ("kimi_vl", "minicpmv_4_0")]
 TEXTS = ('"quantity": ', '{"a b": [1, 2', "  x\n\t", "naïve 日本 🙂", "<|im_end|>", "<think>", "5 kg/m", "")
 
 
 @FAMILIES
-def test_the_library_reads_a_byte_level_tokenizer_by_itself(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And has the same tokens, of which no text leads to a special one."""
+def test_texts_that_a_grammar_forces_have_ordinary_tokens(directory: Path) -> None:
     processor: ChatProcessor = resolve(family_of(directory).processor)(directory)
-    asked = list[str]()
-
-    def ask(self: matchers._Vocabulary, text: str) -> list[int]:
-        asked.append(text)
-        return processor.tokenize(text)
-
-    monkeypatch.setattr(matchers._Vocabulary, "__call__", ask)
     tokenizer = build_tokenizer(processor, processor.vocab_size)
-    asked.clear()  # The wrapper tries whether bytes are taken.
     for text in TEXTS:
         tokens = tokenizer.tokenize_str(text)
         assert not any(map(tokenizer.is_special_token, tokens))
-        if directory in BYTE_LEVEL:
-            assert tokens == processor.tokenize(text) and processor.detokenize(tokens) == text.encode()
-    assert bool(asked) == (directory not in BYTE_LEVEL)
-
-
-def test_a_tokenizer_that_the_library_reads_differently_is_not_left_to_it(caplog: pytest.LogCaptureFixture) -> None:
-    processor: ChatProcessor = resolve(family_of(EMBEDDED).processor)(EMBEDDED)
-    published = json.loads(processor.tokenizer_json([]) or "")
-    one, other = list(published["model"]["vocab"])[300:302]
-    ids = published["model"]["vocab"]
-    ids[one], ids[other] = ids[other], ids[one]
-    processor.tokenizer_json = lambda special_ids: json.dumps(published)  # type: ignore[method-assign]
-    tokenizer = build_tokenizer(processor, processor.vocab_size)
-    assert tokenizer.decode_bytes([300]) == processor.detokenize([300])
-    assert "reads the tokenizer differently" in caplog.text
+        assert processor.detokenize(tokens) == text.encode()

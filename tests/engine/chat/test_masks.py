@@ -248,22 +248,21 @@ def look_for(guidance: Guidance, clock: list[float], seconds: float) -> None:
 
 
 @pytest.mark.parametrize("mortal", [False, True])
-def test_a_server_that_builds_one_matcher_for_too_long_is_given_up(mortal: bool) -> None:
-    """It is the first of those that it was asked for and has not answered, whatever the other thread builds meanwhile.
-    A server in the engine's process cannot be ended."""
+def test_a_server_that_is_busy_with_one_thing_for_too_long_is_given_up(mortal: bool) -> None:
+    """With the vocabulary, or with the first matcher that it was asked for and has not answered, whatever the other
+    thread builds meanwhile. A server in the engine's process cannot be ended."""
     host, clock = Silent(mortal=mortal), [0.0]
     guidance = Guidance([host])
     (server,) = guidance._servers
     server._silence = Silence(lambda: clock[0])
     slow, next_slow = guidance.begin("a", slow=True), guidance.begin("b", slow=True)
-    look_for(guidance, clock, 200)
-    assert not slow.built, "it reads the vocabulary"
+    look_for(guidance, clock, 59)
     host.say(Ready())
     guidance.receive(GENEROUS)
-    look_for(guidance, clock, 29)
+    look_for(guidance, clock, 59)
     host.say(Built(slow.number, ""))
     guidance.receive(GENEROUS)
-    look_for(guidance, clock, 29)
+    look_for(guidance, clock, 59)
     assert slow.built and not next_slow.built, "each has its own time"
     quick = guidance.begin("c")
     host.say(Built(quick.number, ""))
@@ -279,15 +278,6 @@ def test_a_server_that_builds_one_matcher_for_too_long_is_given_up(mortal: bool)
         assert not guidance.building and server.link is None
     else:
         assert not last.built
-
-
-def test_a_server_that_never_reads_the_vocabulary_is_given_up() -> None:
-    clock = [0.0]
-    guidance = Guidance([Silent(mortal=True)])
-    guidance._servers[0]._silence = Silence(lambda: clock[0])
-    guide = guidance.begin("a")
-    look_for(guidance, clock, 301)
-    assert guide.built and guide.problem == BROKEN and not guidance.building
 
 
 def ended(*_: object) -> dict[int, str]:
@@ -333,8 +323,8 @@ def test_tokens_are_read_and_sent_while_the_masks_behind_them_are_computed(
             assert goes_on.wait(GENEROUS)
         return compute(server, first, rows)
 
-    def reading(launch: Any) -> None:
-        read(launch)
+    def reading(launch: Any, now: float) -> None:
+        read(launch, now)
         was_read.append(launch.rows)
 
     monkeypatch.setattr(MaskServer, "_compute", held_back)
@@ -410,46 +400,35 @@ def started(host: MaskProcess) -> tuple[Guidance, Sequence, subprocess.Popen[byt
 
 
 @on_linux
-def test_a_process_that_was_killed_is_started_anew(shared: SharedMasks, processes: list[MaskProcess]) -> None:
-    guidance, lost, process = started(processes[0])
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert computed(guidance, lost) == ([1], {0: BROKEN})
-    other = guided(guidance, "violin")
-    built(guidance, other)
-    assert computed(guidance, other) == ([1], {}) and allowed(shared.masks[0], "v")
-
-
-@on_linux
-@pytest.mark.slow
-def test_a_process_that_computes_for_ever_is_killed(
-    processes: list[MaskProcess], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("end", ["killed", slow("computes for ever"), slow("builds for ever"), slow("given up")])
+def test_a_process_that_ends_or_hangs_is_started_anew(
+    shared: SharedMasks, processes: list[MaskProcess], monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    guidance, stuck, process = started(processes[0])
-    stand_still(process.pid)
-    monkeypatch.setattr(guidance_module, "_LONGEST_COMPUTATION", 0.0)
-    assert computed(guidance, stuck) == ([1], {0: BROKEN})
-    assert process.poll() == -signal.SIGKILL
-
-
-@on_linux
-@pytest.mark.slow
-@pytest.mark.parametrize("given_up", [False, True])
-def test_a_process_that_builds_for_ever_is_killed_and_another_one_goes_on(
-    shared: SharedMasks, processes: list[MaskProcess], monkeypatch: pytest.MonkeyPatch, given_up: bool
-) -> None:
-    """given_up: its client has left, and nobody waited for it any more."""
-    guidance, _, process = started(processes[0])
-    stand_still(process.pid)
-    stuck = guided(guidance, "quilt")
-    assert stuck.guide is not None and guidance.building
-    if given_up:
-        guidance.forget(stuck.guide)
+    """given up: it builds for a client that has left, and nobody waits for it any more."""
+    guidance = Guidance([processes[0]])
+    lost = guided(guidance, "zebra")
+    built(guidance, lost)
+    process = processes[0]._process
+    assert process is not None
     with monkeypatch.context() as patch:
-        patch.setattr(guidance_module, "_LONGEST_BUILD", 0.0)
-        guidance.receive(0.0)
-    assert process.poll() == -signal.SIGKILL and not guidance.building
-    assert given_up or (stuck.guide.built and stuck.guide.problem == BROKEN)
+        if end == "killed":
+            process.kill()
+            process.wait()
+        else:
+            stand_still(process.pid)
+        if end == "computes for ever":
+            patch.setattr(guidance_module, "_LONGEST_COMPUTATION", 0.0)
+        elif end != "killed":
+            stuck = guided(guidance, "quilt")
+            assert stuck.guide is not None and guidance.building
+            if end == "given up":
+                guidance.forget(stuck.guide)
+            patch.setattr(guidance_module, "_LONGEST_SILENCE", 0.0)
+            guidance.receive(0.0)
+            assert not guidance.building
+            assert end == "given up" or (stuck.guide.built and stuck.guide.problem == BROKEN)
+        assert computed(guidance, lost)[1] == {0: BROKEN}
+    assert process.poll() == -signal.SIGKILL
     other = guided(guidance, "violin")
     built(guidance, other)
     assert computed(guidance, other) == ([1], {}) and allowed(shared.masks[0], "v")

@@ -86,36 +86,29 @@ def test_an_outlier_moves_the_cost_little_and_a_change_moves_it_all_the_way() ->
     assert cost.seconds(512, 0) == pytest.approx(before, rel=0.1)
 
 
-def test_a_size_costs_what_it_took_lately_and_after_that_what_the_coefficients_say() -> None:
+def test_a_size_takes_no_longer_than_a_larger_one_did() -> None:
     cost = PrefillCost()
-    cost.start(GPU_LAUNCH, GPU_TOKEN, GPU_PAIR, {128: 0.009, 512: 0.009})
-    assert cost.seconds(512, 0) == cost.seconds(128, 0) == 0.009
-    assert cost.seconds(256, 0) == pytest.approx(GPU_LAUNCH + 256 * GPU_TOKEN)
-    longer = cost.seconds(512, 512 * 8_000) / cost.seconds(512, 0)
-    assert longer == pytest.approx(true_seconds(512, 512 * 8_000) / true_seconds(512, 0))
-    for _ in range(60):
-        cost.observe(2048, 0, true_seconds(2048, 0))
-    assert not cost.measured_lately(512) and cost.measured_lately(2048)
-    assert cost.seconds(512, 0) == pytest.approx(true_seconds(512, 0), rel=0.05)
+    cost.start({128: 0.009, 512: 0.008, 2048: 0.02}, GPU_PAIR)
+    assert cost.seconds(64, 0) == cost.seconds(256, 0) == cost.seconds(512, 0) == 0.008
+    assert cost.seconds(1280, 0) == pytest.approx(0.014) and cost.seconds(4096, 0) == pytest.approx(0.04)
+    assert cost.seconds(512, 512 * 8_000) == pytest.approx(0.008 + GPU_PAIR * 512 * 8_000)
 
 
 def budget(
     seconds: float = math.inf, *, room: float = math.inf, min_tokens: int = 0, tokens: int = 2048
 ) -> ChunkBudget:
     cost = PrefillCost()
-    cost.start(GPU_LAUNCH, GPU_TOKEN, GPU_PAIR)
+    cost.start({size: true_seconds(size, 0) for size in SIZES}, GPU_PAIR)
     return ChunkBudget(tokens, seconds, room, min_tokens, cost, SIZES)
 
 
 def test_a_gap_with_little_room_is_left_to_the_rows() -> None:
+    """min_tokens exceed the room, but not the allowance."""
     little = true_seconds(20, 0)
-    assert budget(room=little).affords(0) == 0 and budget(room=little).crowded
-    assert budget(room=little, min_tokens=128).affords(0) == 128
-    assert budget(room=true_seconds(100, 0), min_tokens=128).affords(0) == pytest.approx(100, abs=1)
-
-
-def test_min_tokens_exceed_the_room_but_not_the_allowance() -> None:
-    assert budget(room=0.0).affords(0) == 0 and budget(room=0.0).crowded
+    for room in (0.0, little):
+        assert budget(room=room).affords(0) == 0 and budget(room=room).crowded
+        assert budget(room=room, min_tokens=128).affords(0) == 128
+    assert budget(room=true_seconds(100, 0), min_tokens=128).affords(0) == 64
     assert budget(room=0.0, min_tokens=128).affords(30_000) == 128
     assert budget(0.0, room=0.0, min_tokens=128).affords(0) == 0
     assert budget(room=0.0, min_tokens=128, tokens=50).affords(0) == 50
@@ -124,22 +117,21 @@ def test_min_tokens_exceed_the_room_but_not_the_allowance() -> None:
     assert made.affords(0) == 28
 
 
-@pytest.mark.parametrize(
-    ("used", "finished", "room", "kept"),
-    [
-        (1024, False, math.inf, 1024),
-        (2016, False, math.inf, 2016),  # the budget beside 32 rows: little padding
-        (1100, False, math.inf, 1024),  # 1280 computed for 1100
-        (260, True, math.inf, 260),  # another step costs more than the padding
-        (1100, True, 0.0081, 1024),  # 1280 would take too long
-        (20, False, 0.0001, 20),  # nothing smaller is captured
-        (5000, False, math.inf, 5000),  # nothing larger is captured
-    ],
-)
-def test_chunks_fill_captured_prefills(used: int, finished: bool, room: float, kept: int) -> None:
-    made = budget(room=room, tokens=8192)
-    made.spend(used, 0)
-    assert used - made.excess(finished=finished) == kept
+@pytest.mark.parametrize("used", [0, 20])
+def test_chunks_fill_the_captured_prefills_that_a_gap_has_room_for(used: int) -> None:
+    def fill(room: float, context: int) -> ChunkBudget:
+        made = budget(room=room, tokens=2000)
+        made.spend(used, 0)
+        made.spend(made.affords(context), context)
+        return made
+
+    assert fill(math.inf, 8_000).used == fill(1.0, 0).used == 2000
+    assert fill(0.0081, 0).used == 1024
+    for context in (8_000, 30_000):
+        made = fill(0.0081, context)
+        assert 256 < made.used < 1024 and made.predicted <= 0.0081
+        made.spend(1, context)
+        assert made.predicted > 0.0081
 
 
 def test_a_gap_has_room_up_to_the_target_and_the_minimum_decode_rate() -> None:
@@ -164,34 +156,6 @@ def test_work_over_the_room_is_paid_back_before_more_comes() -> None:
     gaps.spend(0.5)
     gaps.close(0.0)  # the rows have ended
     assert gaps.free
-
-
-def test_what_others_take_of_a_gap_leaves_less_room_and_makes_what_is_put_off_due() -> None:
-    gaps = Gaps(0.015)
-    whole = gaps.room(0.002)
-    gaps.others_launched(0.004)
-    assert gaps.room(0.002) == pytest.approx(whole - 0.004) and not gaps.free
-    gaps.close(0.002)
-    assert not gaps.due and gaps.free and gaps.room(0.002) == whole
-    gaps.others_launched(0.02)
-    assert gaps.room(0.002) == 0
-    gaps.close(0.002, put_off=True)
-    assert gaps.due
-    for _ in range(2):  # By one that cannot wait.
-        gaps.others_launched(0.02)
-        assert gaps.room(0.002) == 0 and not gaps.free
-        gaps.close(0.002, put_off=True)
-        assert gaps.due
-    gaps.others_launched(0.02)
-    assert gaps.room(0.002) == whole and gaps.free
-    gaps.spend(0.003)
-    assert gaps.room(0.002) == pytest.approx(whole - 0.003) and not gaps.free
-    gaps.close(0.002)
-    assert not gaps.due and gaps.free
-    gaps.spend(0.001)
-    assert gaps.due  # Until the rows have their tokens.
-    gaps.close(0.002)
-    assert not gaps.due
 
 
 TARGET = 0.015
@@ -237,7 +201,7 @@ class PacedEngine(InlineEngine):
         """Rows that decode for long; what chunks and passes cost is known, as on a GPU from captures."""
         while self.worker.capture_next(idle=True):
             pass
-        self.worker._pacing.costs.prefill.start(LAUNCH, self.token, PAIR)
+        self.worker._pacing.costs.prefill.start({16: LAUNCH + 16 * self.token, 64: LAUNCH + 64 * self.token}, PAIR)
         for patches in (16, 32, 96):
             self.worker._pacing.costs.observe("encoder", patches, PATCH * patches)
         for index in range(count):
@@ -321,34 +285,17 @@ def test_pictures_are_encoded_within_the_gaps() -> None:
 
 
 @pytest.mark.slow
-def test_a_picture_that_fits_no_gap_is_encoded_and_the_rows_are_paid_back() -> None:
-    engine = PacedEngine(max_step_tokens=200, num_pages=400)
-    engine.streams(2)
-    for seed in range(3):
-        engine.submit(f"large {seed}", tiny_prompt([[1], tiny_item(seed, [96]), [2]]), max_tokens=1)
-    until(engine, "large 2")
-    kinds = [kind for kind, *_ in engine.launched]
-    first, second, third = (index for index, kind in enumerate(kinds) if kind == "encode")
-    assert second - first > 2 and third - second > 2
-    assert max(engine.gaps) <= PATCH * 96 + DECODE + LAUNCH + TOKEN * 50 + PAIR * 50
-    busy = sum(engine.gaps[: len(kinds)])
-    assert len(engine.gaps) * DECODE >= 0.15 * busy
-    engine.run()
-    engine.assert_nothing_left()
-
-
-@pytest.mark.slow
 def test_prefills_and_encoder_passes_take_turns_in_crowded_gaps() -> None:
     """Neither waits for the other's queue to end."""
-    engine = PacedEngine(max_step_tokens=200, num_pages=800, max_running=8)
+    engine = PacedEngine(max_step_tokens=200, num_pages=800, max_running=12)
     engine.streams(2)
-    for seed in range(6):
+    for seed in range(9):
         engine.submit(f"large {seed}", tiny_prompt([[1], tiny_item(seed, [96]), [2]]), max_tokens=1)
     engine.submit("long", tiny_prompt([[9] * 200]), max_tokens=1)
     until(engine, "long")
-    assert not engine.tokens("large 5")
+    assert 3 < [kind for kind, *_ in engine.launched].count("encode") < 9
     engine.run()
-    assert all(len(engine.tokens(f"large {seed}")) == 1 for seed in range(6))
+    assert all(len(engine.tokens(f"large {seed}")) == 1 for seed in range(9))
     engine.assert_nothing_left()
 
 

@@ -62,7 +62,7 @@ def test_a_restarted_engine_captures_the_smallest_first_and_answers_the_same(mon
     expected = answers(usual)
     assert answers(restarted) == expected
     steps = restarted.steps()
-    assert steps["encoder", "eager", "no_bucket"] and steps["decode", "replay", "captured"]
+    assert steps["encoder", "eager", "no_bucket"] and any(route == "replay" for _, route, _ in steps)
     assert {reason for _, route, reason in steps if route == "eager"} == {"no_bucket"}
     assert idle(restarted, monkeypatch) > 0
     idle(usual, monkeypatch)

@@ -17,9 +17,9 @@ from tests.support.tiny_chat import tiny_item, tiny_prompt
 PAGE = 4
 
 
-def scheduler(num_pages: int, *, max_step_tokens: int = 4096) -> Scheduler:
+def scheduler(num_pages: int) -> Scheduler:
     """Over `num_pages` pages that can be used."""
-    return Scheduler(PagePool(num_pages + 1, PAGE), SlotPool(8), max_step_tokens)
+    return Scheduler(PagePool(num_pages + 1, PAGE), SlotPool(8))
 
 
 def sequence(name: str, token: int, length: int, *, arrival: float = 0.0, max_tokens: int = 100) -> ChatSequence:
@@ -77,7 +77,7 @@ def test_short_prompts_pass_long_ones_that_have_not_waited_for_long() -> None:
     """Four long prompts at once and a short one every fifth step, at a second a step of 100 tokens, which is what the
     cost of prefills says: a short one waits for less than a long one takes, and every long one ends."""
     made, cost = scheduler(4000), PrefillCost()
-    cost.start(1e-9, 0.01, 1e-12)
+    cost.start({100: 1.0}, 1e-12)
     for number in range(4):
         made.add(sequence(f"long {number}", number + 1, 1200, max_tokens=1))
     waits: dict[str, float] = {}
@@ -96,33 +96,18 @@ def test_short_prompts_pass_long_ones_that_have_not_waited_for_long() -> None:
     assert max(waits.values()) <= 50 and len(waits) == 14
 
 
-def test_decode_rows_leave_a_prompt_a_part_of_every_step() -> None:
-    """A token budget below the number of rows: without a part of its own the prompt would wait until rows end."""
-    budget, rows, length = 4, 6, 10
-    made = scheduler(64, max_step_tokens=budget)
-    for number in range(rows):
-        made.add(sequence(f"row {number}", number + 1, 1))
-    while made.has_prefills():
-        launch(made)
-    made.add(sequence("prompt", 50, length))
-    for _ in range(length):
-        step = launch(made)
-        assert step is not None and len(step.slots) == rows
-        assert [chunk.length for chunk in step.chunks] == [budget // 4]
-    assert len(made.rows.members) == rows + 1
-
-
 def lengths(step: Step | None) -> dict[str, int]:
     assert step is not None
     return {chunk.sequence.request.request_id: chunk.length for chunk in step.chunks}
 
 
-def test_prompts_of_one_step_share_the_pages_that_it_fills() -> None:
-    """Whole ones that are next, and never the last token of a prompt."""
+def test_prompts_that_begin_alike_wait_for_the_step_that_fills_their_pages() -> None:
+    """Whole pages that are next, and never the last token of a prompt."""
     made = scheduler(64)
     for name, token, length in (("first", 1, 4 * PAGE), ("same", 1, 4 * PAGE), ("long", 1, 6 * PAGE), ("other", 2, 9)):
         made.add(sequence(name, token, length))
-    assert lengths(launch(made)) == {"first": 4 * PAGE, "same": PAGE, "other": 9, "long": 2 * PAGE}
+    assert lengths(launch(made)) == {"first": 4 * PAGE, "other": 9}
+    assert lengths(launch(made)) == {"same": PAGE, "long": 2 * PAGE}
     first, same, _, long = sorted(made.running.values(), key=lambda s: "first same other long".index(s.request_id))
     assert first.pages[:3] == same.pages[:3] and first.pages[:4] == long.pages[:4] and first.pages[3] != same.pages[3]
     for one in (first, long, same):
@@ -130,22 +115,6 @@ def test_prompts_of_one_step_share_the_pages_that_it_fills() -> None:
         made.pages.check()
     made.add(sequence("later", 1, 6 * PAGE + 1))
     assert lengths(launch(made)) == {"later": 1}, "also what those have computed that shared"
-
-
-def test_one_that_would_share_waits_if_its_chunk_is_given_back() -> None:
-    """12 tokens would be padded to 30, which takes too long, so the step has 7: too few to fill the second page."""
-    made = scheduler(64)
-    first, second, third = (sequence(name, 1, 10) for name in ("first", "second", "third"))
-    cost = PrefillCost()
-    cost.start(1e-3, 1e-4, 1e-9)
-    for one in (first, second):
-        made.add(one)
-    made.add(third)
-    step = made.schedule(lambda sequence: True, ChunkBudget(40, 2.3e-3, min_tokens=2, cost=cost, sizes=(7, 30)))
-    assert step is not None and lengths(step) == {"first": 7}
-    assert made.waiting == [second, third] and second.slot == 0 and made.pages.num_used == len(first.pages)
-    made.launched(step)
-    assert lengths(launch(made)) == {"first": 3, "second": 2, "third": 2}
 
 
 def made_sequence(prompt: Prompt, **sampling: object) -> ChatSequence:

@@ -72,32 +72,16 @@ def test_no_answer_changes_if_every_pass_runs_out_of_memory_at_first(
     engine = InlineEngine(max_running=8, **settings)
     runner, vision = engine.worker._runner, engine.worker._vision
     faults = (
-        OutOfMemory(monkeypatch, runner, "_backbone").at_first_tries_of(runner, "_launch_on_route"),
+        OutOfMemory(monkeypatch, runner, "_sample_or_hold").at_first_tries_of(runner, "_launch_prefill"),
         OutOfMemory(monkeypatch, vision, "_store").at_first_tries_of(vision, "_launch_pass"),
     )
     assert answers(engine, guided=guided) == expected
     found = counted(engine)
     assert {outcome for _, outcome in found} == {"succeeded"}
-    assert {kind for kind, _ in found} == {"encoder", "prefill", "mixed"}
+    assert {kind for kind, _ in found} == {"encoder", "prefill"}
     assert sum(found.values()) == sum(fault.failed for fault in faults) > 10
     if "num_pages" in settings:
         assert engine.counter("preemptions_total")
-
-
-@pytest.mark.slow
-def test_nor_if_a_replayed_prefill_runs_out_of_memory_behind_its_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside decode rows, which are replayed after it: its rows are sampled a second time."""
-    expected, engine = answers(InlineEngine(max_running=8), guided=False), InlineEngine(max_running=8)
-    runner = engine.worker._runner
-
-    def beside(step: Any, hidden: Tensor, route: str, kind: str) -> bool:
-        return kind == "mixed" and not len(step.slots)
-
-    fault = OutOfMemory(monkeypatch, runner, "_sample_or_hold", chosen=beside).at_first_tries_of(
-        runner, "_launch_on_route"
-    )
-    assert answers(engine, guided=False) == expected
-    assert counted(engine) == {("mixed", "succeeded"): fault.failed} and fault.failed > 5
 
 
 @pytest.mark.parametrize("graphs", [True, slow(False)])

@@ -11,10 +11,7 @@ import torch
 from models.interfaces.media import Prompt
 from models.layers.kv_cache import STATE_INTERVAL
 from service.engine import memory
-from service.engine.chat import runner as chat_runner
-from service.engine.chat import scheduler as chat_scheduler
 from service.engine.chat import states as chat_states
-from service.engine.chat.sequence import Step
 from tests.models.families.family import FAMILIES
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
@@ -44,13 +41,10 @@ def answer(made: InlineEngine, name: str, prompt: Prompt, **sampling: Any) -> li
 
 
 @pytest.mark.parametrize(("graphs", "length"), [(True, 200), (False, 232), slow(True, 232), slow(False, 200)])
-@pytest.mark.parametrize(("family", "rest"), [(None, 2), (None, 240), slow("qwen3_5", 240), slow("qwen3_5_moe", 2)])
-def test_a_hit_gives_the_bits_of_the_uncached_prompt(
-    monkeypatch: pytest.MonkeyPatch, family: str | None, rest: int, graphs: bool, length: int
-) -> None:
+@pytest.mark.parametrize("family", [None, slow("qwen3_5"), slow("qwen3_5_moe")])
+def test_a_hit_gives_the_bits_of_the_uncached_prompt(family: str | None, graphs: bool, length: int) -> None:
     """At every boundary, the last one twice; the rest takes the bucket of 16 tokens or that of 64. Both compute pieces
-    of STATE_INTERVAL tokens: other numbers of rows may take other GEMMs. The prompt before it ends there or goes on."""
-    monkeypatch.setattr(chat_states, "ALONG", STATE_INTERVAL)
+    of STATE_INTERVAL tokens: other numbers of rows may take other GEMMs."""
     asked = {"max_tokens": 8, "logprobs": 0}
     alone = engine(family, graphs=graphs)
     expected = answer(alone, "it", text(length), **asked)
@@ -58,7 +52,7 @@ def test_a_hit_gives_the_bits_of_the_uncached_prompt(
     for hit in (0, 64, 128, 192):
         made = engine(family, graphs=graphs)
         if hit:
-            answer(made, "before", text(hit + chat_states.PROMPT_TAIL, *[85] * min(rest, 240 - hit)), max_tokens=1)
+            answer(made, "before", text(hit + chat_states.PROMPT_TAIL, 85), max_tokens=1)
         for name, cached in (("it", hit), ("again", last)):
             assert answer(made, name, text(length), **asked) == expected, (name, hit)
             np.testing.assert_array_equal(made.log_probabilities(name), alone.log_probabilities("it"))
@@ -112,35 +106,6 @@ def test_a_chunk_that_ends_at_a_snapshot_leaves_the_one_inside_it_to_another_chu
     assert made.tokens("again") == made.tokens("second")
 
 
-def test_a_prompt_waits_for_the_snapshots_along_the_way_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_states, "ALONG", STATE_INTERVAL)
-    monkeypatch.setattr(chat_scheduler, "OVERTAKEN", 1e9)  # It is shorter.
-    made = engine()
-    made.submit("first", text(230))
-    made.turn()
-    assert answer(made, "second", text(150, 81)) == answer(engine(graphs=False), "it", text(150, 81))
-    assert made.cached_tokens()["second"] == 128
-
-
-@pytest.mark.parametrize("last", [[[72], [73]], [[40, 41]]], ids=["for a snapshot", "for the rows of two prompts"])
-def test_snapshots_along_the_way_are_few_and_the_first_to_go(monkeypatch: pytest.MonkeyPatch, last: Any) -> None:
-    """Two of 16 rows hold one, at 64 and 128. The first one is used, so the second one goes when a row is needed."""
-    monkeypatch.setattr(chat_states, "ALONG", STATE_INTERVAL)
-    made = engine(max_running=2)
-    short = {str(number): tiny_prompt([[number] * 72]) for number in range(1, 10)}
-    long = {"other": tiny_prompt([TEXT[9:239]]), "long": text(230), "use": text(100, 81)}
-    for name, prompt in {**short, **long}.items():
-        answer(made, name, prompt)
-    assert made.worker.state().snapshots == 9 + 1 + 3
-    for together in last:
-        for length in together:
-            made.submit(f"last {length}", tiny_prompt([[length] * length]))
-        made.run()
-    for name, prompt in {**short, "late": text(150, 82)}.items():
-        answer(made, f"{name} again", prompt)
-        assert made.cached_tokens()[f"{name} again"] == STATE_INTERVAL, name
-
-
 @pytest.mark.parametrize("ended", [slow("length"), "stop", slow("abort"), "preempted"])
 def test_an_answer_leaves_the_state_at_its_last_boundary(ended: str) -> None:
     alone = answer(engine(graphs=False), "it", text(100), max_tokens=60)
@@ -165,25 +130,6 @@ def test_an_answer_leaves_the_state_at_its_last_boundary(ended: str) -> None:
     assert made.cached_tokens()["next"] == (100 + len(told)) // STATE_INTERVAL * STATE_INTERVAL >= 128
     assert got == answer(engine(graphs=False), "it", following)
     made.assert_nothing_left()
-
-
-@pytest.mark.parametrize("graphs", [True, False])
-def test_decode_rows_do_not_ride_in_a_pass_of_chunks(monkeypatch: pytest.MonkeyPatch, graphs: bool) -> None:
-    seen: list[tuple[int, int]] = []
-    real = chat_runner.ChatRunner._backbone
-
-    def backbone(self: Any, step: Step, *rest: Any) -> Any:
-        seen.append((len(step.slots), len(step.chunks)))
-        return real(self, step, *rest)
-
-    monkeypatch.setattr(chat_runner.ChatRunner, "_backbone", backbone)
-    made = engine(graphs=graphs)
-    made.submit("first", text(20), max_tokens=30)
-    for _ in range(4):
-        made.turn()
-    answer(made, "second", text(200))
-    assert {kind for kind, _ in made.routes()} >= {"decode"} and len(seen) > 4 and not any(rows for rows, _ in seen)
-    assert len(made.tokens("first")) == 30
 
 
 def test_few_rows_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ def test_the_filter_kernel_keeps_what_its_reference_keeps(device: torch.device, 
     cases = FILTERS[:: 1 if device.type == "cuda" else 7]
 
     generator = torch.Generator().manual_seed(size)
-    x = (torch.randn((len(cases), size), generator=generator) * scale).to(device)
+    x = (torch.randn((len(cases), size + 20), generator=generator) * scale).to(device)[:, :size]
     x[1] = (x[1] * 2).round() / 2
     x[2, ::3] = -torch.inf
     arguments = filter_state(cases, torch.linspace(0.0, 2.0, len(cases)), device)
@@ -198,12 +198,3 @@ def test_filters_leave_nan_and_inf_for_the_sampler_to_see(device: torch.device) 
     arguments = filter_state(cases, torch.ones(len(cases)), device)
     for filter in (filtered.kernel, filtered.reference):
         assert corrupt_rows(filter(x.to(device), *arguments)).all()
-
-
-def test_filters_read_rows_of_a_strided_view(device: torch.device) -> None:
-
-    x = torch.randn((3, 70), generator=torch.Generator().manual_seed(0)).to(device)
-    arguments = filter_state([(0.0, 5, 1.0), (0.0, 0, 1.0), (0.0, 2, 1.0)], torch.ones(3), device)
-    out = filtered.kernel(x[:, :50], *arguments)
-    assert out.shape == (3, 50) and (out > -torch.inf).sum(dim=1).tolist() == [5, 50, 2]
-    assert torch.equal(out[1], x[1, :50])

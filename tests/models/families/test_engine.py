@@ -47,7 +47,7 @@ def check(engine: InlineEngine, family: Family, name: str, request: str) -> None
 
 
 def prefills(engine: InlineEngine) -> set[tuple[str, str]]:
-    return {(kind, route) for kind, route in engine.routes() if kind in ("prefill", "cached_prefill", "mixed")}
+    return {(kind, route) for kind, route in engine.routes() if kind in ("prefill", "cached_prefill")}
 
 
 @pytest.mark.usefixtures("replayed_if_captured")

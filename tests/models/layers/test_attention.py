@@ -109,17 +109,17 @@ def test_paged_decode_matches_naive(page_size: int) -> None:
 
 
 @pytest.mark.parametrize("rotate", [False, True])
-def test_cached_attention_mixes_decode_rows_with_chunked_prefills(rotate: bool) -> None:
+def test_cached_attention_of_decode_rows_and_chunked_prefills(rotate: bool) -> None:
     torch.manual_seed(2)
     cache = PagedCache([CacheSpec({"k": (1, 8), "v": (1, 8)})], num_pages=24, page_size=4)
-    steps = {"decode": [6, 1, 1], "chunked": [4, 5, 3], "late": [0, 7, 2]}
+    steps = {"decode": [6, 0, 1, 0, 1], "chunked": [4, 5, 0, 3, 0], "late": [0, 7, 0, 2, 0]}
     totals = {name: sum(counts) for name, counts in steps.items()}
     full = {name: [torch.randn(total, heads, 8) for heads in (2, 1, 1)] for name, total in totals.items()}
     angles = {name: torch.rand(total, 4) * 6 for name, total in totals.items()}
     sequences = {name: cache.new_sequence(total) for name, total in totals.items()}
     got: dict[str, list[Tensor]] = {name: [] for name in steps}
-    for step in range(3):
-        decodes = ["decode"] if step else []
+    for step in range(5):
+        decodes = ["decode"] if step in (2, 4) else []
         prefills = [name for name in steps if name not in decodes and steps[name][step]]
         starts = {name: sequences[name].length for name in (*decodes, *prefills)}
         batch = cache.batch(

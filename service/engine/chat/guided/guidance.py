@@ -334,10 +334,8 @@ class MaskJob:
 
 _LONGEST_COMPUTATION = 10.0
 """Seconds after which a server that computes masks is given up. The budgets of grammars end far earlier."""
-_LONGEST_BUILD = 30.0
-"""The same for a server that builds a matcher, which takes a few seconds of one processor at most."""
-_LONGEST_READING = 300.0
-"""The same for a server that reads the vocabulary, which takes seconds, but may be done beside captures."""
+_LONGEST_SILENCE = 60.0
+"""The same for a server that reads the vocabulary or builds matchers, each of which takes seconds."""
 _FEW = 4
 """Guides that a server takes before another one gets any."""
 _SPIN = 0.001
@@ -433,13 +431,12 @@ class _Server:
         return self._lose(f"a mask server {late} and is started anew") if late and self._host.kill() else []
 
     def _late(self) -> str:
-        """What it has done for too long, in words."""
+        """Description of the overdue operation, for the log."""
         if self.asked is not None and time.monotonic() - self.asked.since > _LONGEST_COMPUTATION:
             return f"has computed for {_LONGEST_COMPUTATION:g} s"
-        if self.link is not None and not self.ready and self._silence.look() > _LONGEST_READING:
-            return f"has read the vocabulary for {_LONGEST_READING:g} s"
-        if self._unanswered and self._silence.look() > _LONGEST_BUILD:
-            return f"has built one grammar for {_LONGEST_BUILD:g} s"
+        busy = self.link is not None and (self._unanswered or not self.ready)
+        if busy and self._silence.look() > _LONGEST_SILENCE:
+            return f"has {'built one grammar' if self.ready else 'read the vocabulary'} for {_LONGEST_SILENCE:g} s"
         return ""
 
     def _lose(self, message: str) -> list[Guide]:

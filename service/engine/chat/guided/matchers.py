@@ -52,17 +52,6 @@ class _Vocabulary:
         self._ids = {text: token for token, text in enumerate(texts) if token not in special}
         self._longest = max(map(len, self._ids))
 
-    def spelled_alike(self, tokenizer: llguidance.LLTokenizer) -> bool:
-        """Whether another reading of the vocabulary gives the same tokens. For the library, 0xFF begins a special
-        one."""
-        ordinary = (token for token, text in enumerate(self.tokens) if not text.startswith(b"\xff"))
-        special = set(self.special_token_ids)
-        return all(
-            tokenizer.is_special_token(token) == (token in special)
-            and (token in special or tokenizer.decode_bytes([token]) == self.tokens[token])
-            for token in ordinary
-        )
-
     def __call__(self, text: str) -> list[int]:
         """Tokens of a text that a grammar forces, as the model would write them. The library's threads call this while
         they compute masks, under the interpreter lock, and mostly for the same texts: names of a schema and their
@@ -93,18 +82,9 @@ def spelled(raw: bytes, tokens: Mapping[bytes, int], longest: int) -> list[int]:
 
 
 def build_tokenizer(processor: ChatProcessor, vocab_limit: int) -> llguidance.LLTokenizer:
-    """The model's tokens as bytes, for all families: a grammar depends only on the text of tokens. If the library can
-    read the tokenizer itself, its threads need not call Python for tokens, where each of them would wait for the
-    interpreter lock during a step."""
+    """The model's tokens as bytes, for all families: a grammar depends only on the text of tokens."""
     ends = sorted(token for token in processor.stop_token_ids if token < vocab_limit)
     blanks, *strings = llguidance.LLTokenizer.json_slices()
     slices = [blanks, _SHORT_STRING, *strings]  # A token belongs to the first one that holds it.
-    vocabulary = _Vocabulary(processor, vocab_limit)
-    published = processor.tokenizer_json(vocabulary.special_token_ids)
-    if published is not None:
-        read = llguidance.LLTokenizer(published, n_vocab=vocab_limit, eos_token=ends, slices=slices)
-        if vocabulary.spelled_alike(read):
-            return read
-        log.warning("grammars ask for tokens under the interpreter lock: the library reads the tokenizer differently")
-    wrapper = llguidance.TokenizerWrapper(vocabulary)
+    wrapper = llguidance.TokenizerWrapper(_Vocabulary(processor, vocab_limit))
     return llguidance.LLTokenizer(wrapper, n_vocab=vocab_limit, eos_token=ends, slices=slices)
