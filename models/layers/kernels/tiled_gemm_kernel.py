@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from models.layers.kernels.e4m3 import HALF_GROUP, accumulate, first_inputs, narrow_halves, sums_of_codes
-from models.layers.kernels.gemm_lora import adapters_met, expand, shrink
+from models.layers.kernels.gemm_lora import Lora, adapters_met, expand, shrink
 from models.layers.kernels.launch import release_next, wait_for_previous
 
 _ROW_TILES_TOGETHER = tl.constexpr(8)
@@ -91,37 +91,13 @@ def linear_kernel(
     if RANK > 0:
         # One axis, so that all programs of the shrink come first.
         gemm_tiles = N // BLOCK_N * tl.cdiv(rows, BLOCK_M)
+        pointers = x_ptr, a_ptr, b_ptr, tiles_ptr, hidden_ptr, arrivals_ptr
+        lora = Lora(*pointers, stride_a, stride_b, rows, unit, num_tiles, programs, gemm_tiles)
         if program < programs:
             shrink(
-                x_ptr,
-                squares_ptr,
-                a_ptr,
-                b_ptr,
-                tiles_ptr,
-                hidden_ptr,
-                arrivals_ptr,
-                rows,
-                unit,
-                num_tiles,
-                programs,
-                gemm_tiles,
-                stride_x,
-                stride_a,
-                stride_b,
-                eps,
-                N,
-                K,
-                A_SHARE,
-                RANK,
-                WIDTH,
-                SQUARES,
-                PADDED,
-                SHRINK_M,
-                SHRINK_R,
-                SHRINK_K,
-                SHRINK_STAGES,
-                PDL,
-            )
+                lora, squares_ptr, stride_x, eps, N, K, A_SHARE, RANK, WIDTH, SQUARES, PADDED,
+                SHRINK_M, SHRINK_R, SHRINK_K, SHRINK_STAGES, PDL,
+            )  # fmt: skip
             return
         program -= programs
         share = program // gemm_tiles
@@ -141,9 +117,7 @@ def linear_kernel(
     m = first_row + tl.arange(0, BLOCK_M)
     x_here = m[:, None] < rows
     if RANK > 0:
-        met, index, first_unit, units, slot = adapters_met(
-            tiles_ptr, num_tiles, unit, first_row, PADDED, GROUP, BLOCK_M
-        )
+        met = adapters_met(lora, first_row, PADDED, GROUP, BLOCK_M)
     wait_for_previous(PDL)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if SWAP:
@@ -235,34 +209,9 @@ def linear_kernel(
     if RANK > 0:  # noqa: SIM102 (a constant first: Triton drops the branch)
         if share == 0:
             acc = expand(
-                acc,
-                met,
-                index,
-                first_unit,
-                units,
-                slot,
-                hidden_ptr,
-                arrivals_ptr,
-                b_ptr,
-                tiles_ptr,
-                rows,
-                unit,
-                num_tiles,
-                programs,
-                gemm_tiles,
-                stride_b,
-                first_row,
-                first_column,
-                RANK,
-                WIDTH,
-                K // A_SHARE,
-                SECOND,
-                THIRD,
-                PADDED,
-                GROUP,
-                BLOCK_M,
-                BLOCK_N,
-            )
+                acc, lora, met, first_row, first_column, RANK, WIDTH, K // A_SHARE, SECOND, THIRD, PADDED, GROUP,
+                BLOCK_M, BLOCK_N,
+            )  # fmt: skip
     if PARTIAL:
         if BIAS:
             acc += tl.load(bias_ptr + n, mask=n >= share * N, other=0.0).to(tl.float32)[None, :]
