@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from models.layers.attention import paged_decode_attention, paged_prefill_attention, varlen_attention
+from models.layers.fused import rotary_dense_attention
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 from tests.support.slow import slow
 
@@ -244,3 +245,17 @@ def test_paged_prefill(width, value_width, heads, kv_heads, dtype) -> None:
     v_cache = k_cache[..., :value_width] if kv_heads == 1 else torch.randn_like(k_cache)
     q[rows:], k_cache[:page], v_cache[:page] = (float("nan"),) * 3
     check_prefill(q, k_cache, v_cache, tables, cu_q, seq_lens, page, len(lengths))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sequences", [2, 16, 128])
+@pytest.mark.parametrize("length", [5, 11])
+def test_local_attention_at_size(sequences, length) -> None:
+    device = torch.device("cuda")
+    qkv = torch.randn(sequences, length, 20, 128, device=device, dtype=torch.bfloat16)
+    q, k, v = qkv.split((16, 2, 2), dim=2)
+    angles = torch.rand(length, 64, device=device) * 6
+    cos, sin = angles.cos(), angles.sin()
+    out = replayed(device, lambda: rotary_dense_attention.kernel(q, k, v, cos, sin, 0))
+    reference = rotary_dense_attention.reference(*wide_in_place(q, k, v, cos, sin), 0)
+    assert relative_error(out, reference) < TOLERANCE[q.dtype]
