@@ -15,7 +15,6 @@ from models.layers.deferred_norm import VectorNorm
 from models.layers.fused import silu_mul
 from models.layers.gemm import gemm as plain_gemm
 from models.layers.kernels import gemm, gemm_configs, persistent_gemm
-from models.layers.kernels.gemm import vocabulary_tile
 from models.layers.kernels.gemm_types import Tile
 from models.layers.kernels.gpu import INTERPRETER, Gpu
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
@@ -216,12 +215,12 @@ def test_logits_of_few_rows(device: torch.device, rows: int, monkeypatch: pytest
     monkeypatch.setattr(gemm, "_VOCABULARY", outputs)
     kind = sixteen_bits(device)
     x, weight = (torch.randn(n, 128, device=device).to(kind) for n in (rows, outputs))
-    tile = vocabulary_tile(x, weight)
-    assert tile is not None
-    assert tile.rows >= rows
-    assert relative_error(tiled_gemm(x, weight, None, tile), x.double() @ weight.double().T) < LIMIT
-    assert vocabulary_tile(x.repeat(33, 1), weight) is None
-    assert vocabulary_tile(x, weight[:-1]) is None
+    way = gemm.vocabulary("plain", x, weight)
+    assert way is not None and way.tile is not None
+    assert way.tile.rows >= rows
+    assert relative_error(tiled_gemm(x, weight, None, way.tile), x.double() @ weight.double().T) < LIMIT
+    assert gemm.vocabulary("plain", x.repeat(33, 1), weight) is None
+    assert gemm.vocabulary("plain", x, weight[:-1]) is None
 
 
 H100, A100, B200 = INTERPRETER, Gpu("A100", (8, 0), 163 << 10, 108), Gpu("B200", (10, 0), 227 << 10, 148)
