@@ -129,7 +129,7 @@ class Block(nn.Module):
         """(norm of the sum, the sum) of x and mlp(normed). deferrable: as of add_and_norm."""
         if isinstance(self.mlp, MixtureOfExperts):
             assert isinstance(normed, Tensor)
-            x = self.mlp.added_to(x, normed)
+            x = self.mlp(normed, x)
             return norm(x), x
         return add_and_norm(self.mlp.down, self.mlp.gated(normed), x, norm, deferrable=deferrable)
 

@@ -82,7 +82,7 @@ def test_a_mixture_without_a_shared_expert_is_added_to_the_residual() -> None:
     x, residual = torch.randn(2, ROWS, WIDTH, generator=torch.Generator().manual_seed(1)).unbind(0)
     weights, indices = router(x)
     expected = residual + experts_dense(x, weights, indices, experts.gate_up, experts.down)
-    assert torch.equal(mixture.added_to(residual, x), expected)
+    assert torch.equal(mixture(x, residual), expected)
 
 
 def test_grouped_experts_equal_the_dense_path(layer: tuple[SigmoidRouter, Experts]) -> None:
