@@ -20,6 +20,7 @@ from models.layers.deferred_norm import DeferredNorm, TileRows
 from models.layers.gemm import Epilogue
 from models.layers.kernels.e4m3 import (
     HALF_GROUP,
+    Coded,
     Parts,
     accumulate,
     first_inputs,
@@ -155,27 +156,12 @@ def linear_kernel(
     # Weights of one row tile are read once; several row tiles share them.
     KEEP: tl.constexpr = "evict_first" if ONE_ROW_TILE else ""
     if SCALE_GROUP > 0:
+        weight = Coded(weight_source, scale_ptr, zeros_ptr, stride_weight)
         acc, acc_up = sums_of_codes(
-            x_source + m[:, None] * stride_x,
-            x_here,
-            weight_source,
-            scale_ptr,
-            zeros_ptr,
-            n.to(tl.int64),
-            stride_weight,
-            share * K_SHARE,
-            tl.minimum(share * K_SHARE + K_SHARE, K),
-            N,
-            K,
-            SCALE_GROUP,
-            PARTS,
-            FORM,
-            ZEROS,
-            ACTIVATION == "silu_mul",
-            SWAP,
-            AHEAD,
-            KEEP,
-        )
+            x_source + m[:, None] * stride_x, x_here, weight, n.to(tl.int64),
+            share * K_SHARE, tl.minimum(share * K_SHARE + K_SHARE, K),
+            N, K, SCALE_GROUP, PARTS, FORM, ZEROS, ACTIVATION == "silu_mul", SWAP, AHEAD, KEEP,
+        )  # fmt: skip
     elif FORM != "":
         UNITS: tl.constexpr = BLOCK_K // 2
         of_two = tl.arange(0, UNITS)
