@@ -13,7 +13,6 @@ from models.layers import block
 from models.layers.block import BlockConfig, run_blocks
 from models.layers.deferred_norm import VectorNorm
 from models.layers.fused import silu_mul
-from models.layers.gemm import gemm as plain_gemm
 from models.layers.kernels import gemm, gemm_configs, persistent_gemm
 from models.layers.kernels.gemm_types import Tile
 from models.layers.kernels.gpu import INTERPRETER, Gpu
@@ -226,13 +225,6 @@ def test_logits_of_few_rows(device: torch.device, rows: int, monkeypatch: pytest
 H100, A100, B200 = INTERPRETER, Gpu("A100", (8, 0), 163 << 10, 108), Gpu("B200", (10, 0), 227 << 10, 148)
 
 
-def operands(device: torch.device, rows: int, inputs: int, outputs: int) -> tuple[torch.Tensor, ...]:
-    """x whose rows are not contiguous, weight and bias."""
-    dtype = sixteen_bits(device)
-    x, weight = torch.randn(rows, 2 * inputs, device=device), torch.randn(2 * outputs, inputs, device=device)
-    return x.to(dtype)[:, inputs:], (weight * inputs**-0.5).to(dtype), torch.randn(2 * outputs, device=device).to(dtype)
-
-
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 128, 300])
 def test_one_program_takes_tile_after_tile(
@@ -240,11 +232,11 @@ def test_one_program_takes_tile_after_tile(
 ) -> None:
     small = dataclasses.replace(persistent_gemm.current_gpu(), num_sms=2)
     monkeypatch.setattr(persistent_gemm, "current_gpu", lambda: small)
-    x, weight, offset = operands(device, rows, 128, 256)
-    given = (x, weight, offset) if bias else (x, weight)
-    out = replayed(device, lambda: persistent_gemm.persistent_gemm(*given))
-    x, weight, *rest = wide_in_place(*given)
-    assert relative_error(out, plain_gemm(x, weight, rest[0] if rest else None, "silu_mul")) < LIMIT
+    given = Operands(device, rows, 128, 256)
+    offset = given.gate_up_bias if bias else None
+    out = replayed(device, lambda: persistent_gemm.persistent_gemm(given.x, given.gate_up, offset))
+    product = given.gate_up_product + (given.gate_up_bias.double() if bias else 0.0)
+    assert relative_error(out, silu_mul.reference(product)) < LIMIT
 
 
 @pytest.mark.gpu
@@ -253,12 +245,12 @@ def test_one_program_takes_tile_after_tile(
     [(span[1] - 24, *shape) for shape, spans in persistent_gemm.SM_90_PERSISTENT.items() for span in spans],
 )
 def test_persistent_programs_at_size(rows: int, inputs: int, outputs: int) -> None:
-    x, weight, bias = operands(torch.device("cuda"), rows, inputs, outputs)
+    given = Operands(torch.device("cuda"), rows, inputs, outputs)
     if torch.cuda.get_device_capability() == (9, 0):
-        assert gemm.way_of("silu_mul", x, weight).kernel == "persistent"
+        assert gemm.way_of("silu_mul", given.x, given.gate_up).kernel == "persistent"
+    x, weight, bias = given.x, given.gate_up, given.gate_up_bias
     out = replayed(x.device, lambda: persistent_gemm.persistent_gemm(x, weight, bias))
-    x, weight, bias = wide_in_place(x, weight, bias)
-    assert relative_error(out, plain_gemm(x, weight, bias, "silu_mul")) < LIMIT
+    assert relative_error(out, silu_mul.reference(given.gate_up_product + bias.double())) < LIMIT
 
 
 @pytest.mark.parametrize(
