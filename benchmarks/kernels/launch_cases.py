@@ -163,7 +163,7 @@ def decode_attention(rows: int, heads: int, kv_heads: int, pages: int) -> None:
 def ragged_attention(rows: int, segments: int) -> None:
     ends = int32(segments + 1)
     q, k, v = empty(rows, 16, 128), empty(rows, 2, 128), empty(rows, 20, 128)[:, 18:]
-    varlen.varlen_attention(q, k, v, ends, ends, 0.1, True)
+    varlen.varlen_attention(q, k, v, ends, ends, True)
 
 
 def paged_prefill_attention(rows: int, pages: int) -> None:
@@ -300,7 +300,7 @@ def windowed_vision(rows: int) -> None:
     one_segment(rows, 80)
     q, k, v = empty(rows, 48, 80).chunk(3, dim=1)
     ends = int32(33)
-    varlen.varlen_attention(q, k, v, ends, ends, 0.1, False, 64)
+    varlen.varlen_attention(q, k, v, ends, ends, False, 64)
     after = residual, norm, EPS
     normed, _ = gemm.gemm_add_norm(x, empty(1280, 1280), norm, *after, deferrable=True)
     hidden = gemm.gemm(normed, empty(6912, 1280), empty(6912), "silu_mul")
@@ -492,7 +492,7 @@ def paged_decode_of(dtype: torch.dtype, width: int) -> None:
 def varlen_of(dtype: torch.dtype, width: int, value_width: int, causal: bool) -> None:
     ends = int32(3)
     q, k = (empty(64, 16, width, dtype=dtype) for _ in range(2))
-    varlen.varlen_attention(q, k, empty(64, 16, value_width, dtype=dtype), ends, ends, 0.1, causal)
+    varlen.varlen_attention(q, k, empty(64, 16, value_width, dtype=dtype), ends, ends, causal)
 
 
 def paged_prefill_of(dtype: torch.dtype, heads: int, width: int, value_width: int) -> None:

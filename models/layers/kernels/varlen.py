@@ -163,24 +163,17 @@ def varlen_attention(
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    scale: float | None = None,
     causal: bool = False,
     longest: int | None = None,
-    *,
-    tile: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
-    """models.layers.attention.varlen_attention for any head dims; rows of a head must be contiguous.
-
-    tile: queries, keys, warps and pipeline stages of one program. The default beats FlashAttention 2 inside PyTorch at
-    every measured shape (benchmarks/results/kernels/attention.json).
-    """
+    """models.layers.attention.varlen_attention for any head dims; rows of a head must be contiguous."""
     num_rows, heads, width = q.shape
     value_width = v.shape[-1]
     if q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
         raise ValueError(
             f"varlen attention: heads must be contiguous, strides {q.stride()}, {k.stride()}, {v.stride()}"
         )
-    block_m, block_n, num_warps, num_stages = tile or _tile(width, q.dtype)
+    block_m, block_n, num_warps, num_stages = _tile(width, q.dtype)
     out = torch.empty((num_rows, heads, value_width), device=q.device, dtype=q.dtype)
     segments = cu_seqlens_q.shape[0] - 1
     if num_rows == 0:
@@ -197,7 +190,7 @@ def varlen_attention(
         cu_seqlens_k,
         num_rows,
         segments,
-        (scale or width**-0.5) * LOG2_E,
+        width**-0.5 * LOG2_E,
         *row_strides(q, k, v),
         **head_sizes(q, k, v),
         HEADS=heads,
@@ -213,6 +206,8 @@ def varlen_attention(
 
 
 def _tile(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Queries, keys, warps and pipeline stages of one program. They beat FlashAttention 2 inside PyTorch at every
+    measured shape (benchmarks/results/kernels/attention.json)."""
     if dtype == torch.float32:
         return 32, 32, 4, 1
     if width > 192:

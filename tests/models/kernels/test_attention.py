@@ -17,12 +17,12 @@ def segments(*lengths: int) -> torch.Tensor:
     return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
 
 
-def check_varlen(q, k, v, cu_q, cu_k, scale, causal, *longest) -> None:
+def check_varlen(q, k, v, cu_q, cu_k, causal, *longest) -> None:
     """Rows behind the last segment become zero, whatever they and keys of no segment hold."""
     total = int(cu_q[-1])
-    out = replayed(q.device, lambda: varlen_attention.kernel(q, k, v, cu_q, cu_k, scale, causal, *longest))
+    out = replayed(q.device, lambda: varlen_attention.kernel(q, k, v, cu_q, cu_k, causal, *longest))
     wide = (x.nan_to_num() for x in wide_in_place(q, k, v))
-    reference = varlen_attention.reference(*wide, cu_q, cu_k, scale, causal)
+    reference = varlen_attention.reference(*wide, cu_q, cu_k, causal)
     assert not total or relative_error(out[:total], reference[:total]) < TOLERANCE[q.dtype]
     assert not out[total:].any()
 
@@ -58,7 +58,7 @@ def test_varlen_tiny(device, width, value_width, heads, kv_heads, causal) -> Non
     q = torch.randn(55, heads, width, device=device)
     k, v = torch.randn(60, kv_heads, width, device=device), torch.randn(60, kv_heads, value_width, device=device)
     k[52:], v[52:] = float("nan"), float("nan")
-    check_varlen(q, k, v, cu_q, cu_k, width**-0.5, causal)
+    check_varlen(q, k, v, cu_q, cu_k, causal)
 
 
 @pytest.mark.parametrize("padding", [slow(0), slow(1), 40, slow(200)])
@@ -68,7 +68,7 @@ def test_varlen_of_short_segments(device, lengths, padding) -> None:
     ends, total = segments(*lengths).to(device), sum(lengths)
     packed = torch.randn(total + padding, 6, 24, device=device)
     packed[total:] = float("nan")
-    check_varlen(*packed.chunk(3, dim=1), ends, ends, 0.2, False, 32)
+    check_varlen(*packed.chunk(3, dim=1), ends, ends, False, 32)
 
 
 @pytest.mark.gpu
@@ -79,7 +79,7 @@ def test_varlen_of_windows(padding, dtype) -> None:
     ends, total = segments(*lengths).to("cuda"), sum(lengths)
     packed = torch.randn(total + padding, 48, 80, device="cuda", dtype=dtype)
     packed[total:] = float("nan")
-    check_varlen(*packed.chunk(3, dim=1), ends, ends, 0.1, False, 64)
+    check_varlen(*packed.chunk(3, dim=1), ends, ends, False, 64)
 
 
 @pytest.mark.gpu
@@ -108,7 +108,7 @@ def test_varlen(width, value_width, heads, kv_heads, causal, dtype) -> None:
     k = torch.randn(rows_k, kv_heads, width, device=device, dtype=dtype)
     v = torch.randn(rows_k, kv_heads, value_width, device=device, dtype=dtype)
     q[total_q:], k[total_k:], v[total_k:] = (float("nan"),) * 3
-    check_varlen(q, k, v, cu_q, cu_k, width**-0.5, causal)
+    check_varlen(q, k, v, cu_q, cu_k, causal)
 
 
 @pytest.mark.parametrize(

@@ -348,7 +348,7 @@ CASES: dict[str, Callable[[], Any]] = {
         rand(2, 5, 4, 12), rand(2, 5, 2, 12), rand(2, 5, 2, 12), *rotary(6, 5)
     ),
     "ragged attention": lambda: varlen_attention.launch(
-        rand(7, 4, 16), rand(7, 2, 16), rand(7, 2, 16), *[ints([0, 3, 3, 7], torch.int32)] * 2, 0.25, True
+        rand(7, 4, 16), rand(7, 2, 16), rand(7, 2, 16), *[ints([0, 3, 3, 7], torch.int32)] * 2, True
     ),
     "decode attention": lambda: decoded(current_kv=False),
     "decode attention with the current step's keys": lambda: decoded(current_kv=True),
