@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -357,7 +359,11 @@ def around_speech(rows: int) -> None:
     with META:
         frames_to_tokens, norm = nn.Linear(64, 1024, dtype=torch.bfloat16), RMSNorm(1024, 1e-5).to(torch.bfloat16)
     slots, angles = int64(rows), float32(8192, 64)
-    speech_step.launch_step_inputs(state, slots, 16, (angles, angles), empty(1024), frames_to_tokens, norm)
+    encoder = SimpleNamespace(
+        special_token=empty(1024), in_proj=frames_to_tokens, encoder=SimpleNamespace(first_norm=norm)
+    )
+    network: Any = SimpleNamespace(feat_encoder=encoder, cos=angles, sin=angles)
+    speech_step.step_inputs(slots, network, state, 16)
     noise = random.philox_normal(slots, int32(rows), 256).view(rows, 64, 4)
     elementwise.quantize(empty(rows, 2048), 9)
     flow = speech_step.FlowTokens(state, slots, frames_to_tokens, frames_to_tokens, norm)

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.checkpoints.checkpoint import fill_random
-from models.layers.attention import cached_attention, dense_attention, paged_decode_attention, varlen_attention
+from models.layers.attention import cached_attention, paged_decode_attention, varlen_attention
 from models.layers.kv_cache import CacheSpec
-from models.layers.mla import LatentAttention, LatentAttentionConfig, half_split_rows
+from models.layers.mla import LatentAttention, LatentAttentionConfig
 from models.layers.norms import RMSNorm, rms_norm
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin, rotate_half_split
 from tests.support.paged import PagedCache
-from tests.support.rotation import rotate_interleaved
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None) -> Tensor:
@@ -125,14 +124,6 @@ def test_cached_attention_mixes_decode_rows_with_chunked_prefills(rotate: bool) 
         torch.testing.assert_close(torch.cat(got[name]).double(), naive(q, k, v, causal=True), atol=1e-5, rtol=1e-5)
 
 
-def test_dense_matches_naive() -> None:
-    torch.manual_seed(3)
-    q, k, v = torch.randn(3, 5, 4, 8), torch.randn(3, 5, 2, 8), torch.randn(3, 5, 2, 8)
-    out = dense_attention(q, k, v)
-    for index in range(3):
-        torch.testing.assert_close(out[index].double(), naive(q[index], k[index], v[index]), atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("pictures", [1, 8])
 def test_a_picture_costs_the_same_in_a_batch(pictures: int) -> None:
     """Pairs of rows of different pictures are not computed."""
@@ -208,19 +199,3 @@ def test_prefill_against_float64(scale: float) -> None:
     scores = scores.masked_fill(torch.ones(11, 11).triu(1).bool(), -torch.inf)
     attended = torch.einsum("hqk,khv->qhv", scores.softmax(-1), up[..., CONFIG.nope_dim :])
     assert (actual.double() - exact.out(attended.flatten(1))).abs().max() < 2e-5
-
-
-def test_half_split_order_keeps_scores() -> None:
-    weight = torch.randn(2 * (5 + 8), 16, generator=torch.Generator().manual_seed(5))
-    permuted = weight.clone()
-    half_split_rows(permuted, head_rows=13, rope_rows=8)
-    x = torch.randn(6, 16, generator=torch.Generator().manual_seed(6))
-    cos, sin = _rotary(0, 6)
-    before = (x @ weight.T).view(6, 2, 13)
-    after = (x @ permuted.T).view(6, 2, 13)
-    assert torch.equal(before[..., :5], after[..., :5])
-    interleaved = rotate_interleaved(before[..., 5:], cos, sin)
-    halves = rotate_half_split(after[..., 5:], cos, sin)
-    torch.testing.assert_close(
-        torch.einsum("qhd,khd->hqk", interleaved, interleaved), torch.einsum("qhd,khd->hqk", halves, halves)
-    )
