@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.layers.deferred_norm import DeferredNorm
 from models.layers.kernels import (
     e4m3,
     elementwise,
@@ -37,7 +36,7 @@ from models.layers.kernels.gemm_types import Kind, Tile
 from models.layers.kernels.paged_decode import CurrentKV
 from models.layers.kv_cache import StateRows
 from models.layers.lora import GemmLora, LoraPair, LoraRows, num_tiles
-from models.layers.norms import QKNorm, RMSNorm
+from models.layers.norms import DeferredNorm, QKNorm, RMSNorm
 from models.layers.precision import Precision
 from models.layers.quantized import QuantizedWeight, Scheme
 from models.voxcpm2.kernels import step as speech_step

@@ -11,12 +11,11 @@ from typing import Literal
 from torch import Tensor, nn
 
 from models.interfaces.rule import Rule, qkv_rules, renamed
-from models.layers.deferred_norm import Normed
 from models.layers.gemm import gemm, gemm_add_norm
 from models.layers.lora import GemmLora, StackLora
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
-from models.layers.norms import QKNorm, RMSNorm
+from models.layers.norms import Normed, QKNorm, RMSNorm
 
 ExpertLayout = Literal["published", "saved", "apart"]
 """How a checkpoint stores the matrices of experts: published: all in one tensor [expert, in, out]. saved: all in one

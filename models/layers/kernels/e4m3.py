@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.deferred_norm import DeferredNorm, TileRows
 from models.layers.kernels.gpu import Capability, current_gpu, interpreted
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
+from models.layers.norms import DeferredNorm, TileRows
 from models.layers.quantized import COLUMNS, E4M3, GROUP, PARTS, QuantizedWeight, Weight
 
 _NATIVE: Capability = (8, 9)

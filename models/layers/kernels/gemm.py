@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.layers.deferred_norm import DeferredNorm, Normed, VectorNorm
 from models.layers.gemm import Epilogue
 from models.layers.kernels import e4m3
 from models.layers.kernels.elementwise import silu_mul
@@ -39,6 +38,7 @@ from models.layers.kernels.persistent_gemm import persistent_gemm
 from models.layers.kernels.persistent_gemm import takes as takes_persistent
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
 from models.layers.lora import GemmLora
+from models.layers.norms import DeferredNorm, Normed, VectorNorm
 from models.layers.quantized import MOST_STREAMED, QuantizedWeight, Weight, for_rows, kernels_take
 
 BLOCK_K = 128

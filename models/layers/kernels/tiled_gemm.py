@@ -16,7 +16,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from models.layers.deferred_norm import DeferredNorm, TileRows
 from models.layers.gemm import Epilogue
 from models.layers.kernels.e4m3 import (
     HALF_GROUP,
@@ -37,6 +36,7 @@ from models.layers.kernels.gemm_types import Tile
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.kernels.norms import sum_add_rms_norm
 from models.layers.lora import GemmLora
+from models.layers.norms import DeferredNorm, TileRows
 from models.layers.quantized import GROUP, QuantizedWeight, Weight
 
 _ROW_TILES_TOGETHER = tl.constexpr(8)

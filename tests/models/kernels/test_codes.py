@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers import gemm as gemms
-from models.layers.deferred_norm import DeferredNorm
 from models.layers.fused import silu_mul as fused_silu_mul
 from models.layers.kernels import e4m3, gemm
 from models.layers.kernels.gemm_types import Blocks, Kind, Tile
 from models.layers.kernels.gemv import gemv
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
 from models.layers.moe import expert_places, grouped_codes
-from models.layers.norms import add_rms_norm, rms_norm
+from models.layers.norms import DeferredNorm, add_rms_norm, rms_norm
 from models.layers.op import Op
 from models.layers.quantized import COLUMNS, QuantizedWeight, Scheme, ordered
 from models.layers.quantized import quantise_rows as quantise_rows_reference

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from models.layers import block
 from models.layers.block import BlockConfig, run_blocks
-from models.layers.deferred_norm import VectorNorm
 from models.layers.fused import silu_mul
 from models.layers.kernels import gemm, gemm_configs, persistent_gemm
 from models.layers.kernels.gemm_types import Tile
 from models.layers.kernels.gpu import INTERPRETER, Gpu
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
-from models.layers.norms import add_rms_norm, rms_norm
+from models.layers.norms import VectorNorm, add_rms_norm, rms_norm
 from models.voxcpm2.stack import Stack
 from tests.models.kernels.checking import relative_error, replayed, sixteen_bits, wide_in_place
 from tests.support.slow import slow

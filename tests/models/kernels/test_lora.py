@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.layers.deferred_norm import DeferredNorm
 from models.layers.gemm import gemm, gemm_add_norm
 from models.layers.kernels import gemm_configs, gpu
 from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
 from models.layers.lora import TILE_UNITS, GemmLora, LoraPair, LoraRows, add_lora, rows_arrays
+from models.layers.norms import DeferredNorm
 from tests.models.kernels.checking import relative_error, replayed, sixteen_bits, upcast
 from tests.support.slow import slow
 
