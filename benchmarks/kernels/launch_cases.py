@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from models.layers.deferred_norm import DeferredNorm
 from models.layers.kernels import (
     e4m3,
     elementwise,
@@ -35,7 +36,7 @@ from models.layers.kernels.gemm_types import Kind, Tile
 from models.layers.kernels.paged_decode import CurrentKV
 from models.layers.kv_cache import StateRows
 from models.layers.lora import GemmLora, LoraPair, LoraRows, num_tiles
-from models.layers.norms import QKNorm, RMSNorm
+from models.layers.norms import DeferredNorm, QKNorm, RMSNorm
 from models.layers.precision import Precision
 from models.layers.quantized import QuantizedWeight, Scheme
 from models.voxcpm2.kernels import step as speech_step
@@ -163,7 +164,7 @@ def decode_attention(rows: int, heads: int, kv_heads: int, pages: int) -> None:
 def ragged_attention(rows: int, segments: int) -> None:
     ends = int32(segments + 1)
     q, k, v = empty(rows, 16, 128), empty(rows, 2, 128), empty(rows, 20, 128)[:, 18:]
-    varlen.varlen_attention(q, k, v, ends, ends, 0.1, True)
+    varlen.varlen_attention(q, k, v, ends, ends, True)
 
 
 def paged_prefill_attention(rows: int, pages: int) -> None:
@@ -300,7 +301,7 @@ def windowed_vision(rows: int) -> None:
     one_segment(rows, 80)
     q, k, v = empty(rows, 48, 80).chunk(3, dim=1)
     ends = int32(33)
-    varlen.varlen_attention(q, k, v, ends, ends, 0.1, False, 64)
+    varlen.varlen_attention(q, k, v, ends, ends, False, 64)
     after = residual, norm, EPS
     normed, _ = gemm.gemm_add_norm(x, empty(1280, 1280), norm, *after, deferrable=True)
     hidden = gemm.gemm(normed, empty(6912, 1280), empty(6912), "silu_mul")
@@ -357,7 +358,11 @@ def around_speech(rows: int) -> None:
     with META:
         frames_to_tokens, norm = nn.Linear(64, 1024, dtype=torch.bfloat16), RMSNorm(1024, 1e-5).to(torch.bfloat16)
     slots, angles = int64(rows), float32(8192, 64)
-    speech_step.launch_step_inputs(state, slots, 16, (angles, angles), empty(1024), frames_to_tokens, norm)
+    encoder = SimpleNamespace(
+        special_token=empty(1024), in_proj=frames_to_tokens, encoder=SimpleNamespace(first_norm=norm)
+    )
+    network: Any = SimpleNamespace(feat_encoder=encoder, cos=angles, sin=angles)
+    speech_step.step_inputs(slots, network, state, 16)
     noise = random.philox_normal(slots, int32(rows), 256).view(rows, 64, 4)
     elementwise.quantize(empty(rows, 2048), 9)
     flow = speech_step.FlowTokens(state, slots, frames_to_tokens, frames_to_tokens, norm)
@@ -492,7 +497,7 @@ def paged_decode_of(dtype: torch.dtype, width: int) -> None:
 def varlen_of(dtype: torch.dtype, width: int, value_width: int, causal: bool) -> None:
     ends = int32(3)
     q, k = (empty(64, 16, width, dtype=dtype) for _ in range(2))
-    varlen.varlen_attention(q, k, empty(64, 16, value_width, dtype=dtype), ends, ends, 0.1, causal)
+    varlen.varlen_attention(q, k, empty(64, 16, value_width, dtype=dtype), ends, ends, causal)
 
 
 def paged_prefill_of(dtype: torch.dtype, heads: int, width: int, value_width: int) -> None:

@@ -34,7 +34,6 @@ def varlen_attention(
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    scale: float | None = None,
     causal: bool = False,
     longest: int | None = None,
 ) -> Tensor:
@@ -42,8 +41,8 @@ def varlen_attention(
     on the host.
 
     q [nq, Hq, D], k [nk, Hkv, D], v [nk, Hkv, Dv]; cu_seqlens int32 [segments + 1], non-decreasing; empty segments
-    and a repeated tail are allowed. scale: 1 / sqrt(D) by default. causal aligns the last query with the last key
-    (bottom right). Returns [nq, Hq, Dv].
+    and a repeated tail are allowed. causal aligns the last query with the last key (bottom right). Returns [nq, Hq,
+    Dv].
 
     longest: upper bound on the longest segment of queries. If it fits into one tile of the kernel, as windows do, the
     kernel needs fewer programs, which need not search for their segments.
@@ -64,7 +63,7 @@ def varlen_attention(
         allowed = (segment_q[rows, None] == segment_k[None, :]) & inside_q[rows, None]
         if causal:
             allowed &= index_k[None, :] <= (index_q + offset)[rows, None]
-        scores = torch.einsum("qhd,hkd->hqk", upcast(q[rows]), keys) * (scale or q.shape[-1] ** -0.5)
+        scores = torch.einsum("qhd,hkd->hqk", upcast(q[rows]), keys) * q.shape[-1] ** -0.5
         scores = torch.where(allowed, scores, -torch.inf)
         weights = torch.softmax(scores, dim=-1)
         weights = torch.where(allowed, weights, 0.0)

@@ -11,12 +11,11 @@ from typing import Literal
 from torch import Tensor, nn
 
 from models.interfaces.rule import Rule, qkv_rules, renamed
-from models.layers.deferred_norm import Normed
 from models.layers.gemm import gemm, gemm_add_norm
 from models.layers.lora import GemmLora, StackLora
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
-from models.layers.norms import QKNorm, RMSNorm
+from models.layers.norms import Normed, QKNorm, RMSNorm
 
 ExpertLayout = Literal["published", "saved", "apart"]
 """How a checkpoint stores the matrices of experts: published: all in one tensor [expert, in, out]. saved: all in one
@@ -129,7 +128,7 @@ class Block(nn.Module):
         """(norm of the sum, the sum) of x and mlp(normed). deferrable: as of add_and_norm."""
         if isinstance(self.mlp, MixtureOfExperts):
             assert isinstance(normed, Tensor)
-            x = self.mlp.added_to(x, normed)
+            x = self.mlp(normed, x)
             return norm(x), x
         return add_and_norm(self.mlp.down, self.mlp.gated(normed), x, norm, deferrable=deferrable)
 

@@ -14,7 +14,7 @@ these features cost nothing; with a head dim of 64 they would, since it has a ti
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from math import lcm
 
@@ -188,45 +188,22 @@ def dense_buckets(
     merged_patches: int,
     weight: Tensor,
 ) -> list[Bucket]:
-    """All buckets in which attend_packed is dense: those for one segment, and those of `exact_sizes`, the number of
-    equal segments and the patches of each. The other arguments as of one_segment_buckets."""
-    exact = exact_buckets(bucket_list, exact_sizes, head_dim, weight)
-    return [*one_segment_buckets(bucket_list, head_dim, merged_patches, weight), *exact]
+    """All buckets in which attend_packed is dense; none where that is not faster.
 
-
-def one_segment_buckets(
-    bucket_list: Iterable[Mapping[str, int]], head_dim: int, merged_patches: int, weight: Tensor
-) -> list[Mapping[str, int]]:
-    """For each large bucket of the list, a bucket for one segment; none where dense attention is not faster.
-
-    weight: any weight of the tower, for its dtype and device. Rows are cut to a multiple of WHOLE_ROWS and of
-    merged_patches, the patches of an embedding.
+    For each large bucket of the list one for a single segment, whose rows are cut to a multiple of WHOLE_ROWS and of
+    merged_patches, the patches of an embedding. Then EXACT ones for those of exact_sizes, the number of equal segments
+    and the patches of each, that the largest bucket of the list could hold. weight: any weight of the tower, for its
+    dtype and device.
     """
-    if not pays(head_dim, weight.dtype, weight.device):
-        return []
-    found: dict[int, Mapping[str, int]] = {}
-    for bucket in bucket_list:
-        whole = lcm(WHOLE_ROWS, merged_patches)
+    whole, largest = lcm(WHOLE_ROWS, merged_patches), max(bucket["patches"] for bucket in bucket_list)
+    alone: dict[int, Bucket] = {}
+    for bucket in bucket_list if pays(head_dim, weight.dtype, weight.device) else ():
         rows = bucket["patches"] // whole * whole
         if rows >= MIN_ROWS:
-            found[rows] = dict(bucket) | {"patches": rows, "sequences": 1, "max_seqlen": rows}
-    return list(found.values())
-
-
-def exact_buckets(
-    bucket_list: Sequence[Bucket], sizes: Iterable[tuple[int, int]], head_dim: int, weight: Tensor
-) -> list[Bucket]:
-    """EXACT buckets for those of `sizes` for which dense attention is faster and that the largest bucket of the list
-    could hold.
-
-    sizes: of calls with equal segments: their number, and the patches of each. weight: any weight of the tower, for
-    its dtype and device.
-    """
-    if not on_hopper(weight.dtype, weight.device) or head_dim not in ROWS:
-        return []
-    largest = max(bucket["patches"] for bucket in bucket_list)
-    return [
+            alone[rows] = dict(bucket) | {"patches": rows, "sequences": 1, "max_seqlen": rows}
+    exact = [
         {"patches": segments * patches, "sequences": segments, "max_seqlen": patches, EXACT: 1}
-        for segments, patches in sizes
-        if segments * patches <= largest and patches in ROWS[head_dim]
+        for segments, patches in exact_sizes
+        if segments * patches <= largest and patches in ROWS.get(head_dim, ())
     ]
+    return [*alone.values(), *(exact if on_hopper(weight.dtype, weight.device) else ())]

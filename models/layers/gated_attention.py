@@ -5,11 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from models.layers.attention import cached_attention
-from models.layers.deferred_norm import Normed
 from models.layers.fused import sigmoid_mul
 from models.layers.gemm import gemm
 from models.layers.kv_cache import PagedBatch
-from models.layers.norms import QKNorm, RMSNorm
+from models.layers.norms import Normed, QKNorm, RMSNorm
 from models.layers.rotary import rotate_and_cache
 
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from models.interfaces.capturable import BufferSpec
 from models.layers.attention import row_segments
-from models.layers.deferred_norm import Normed
 from models.layers.gemm import gemm, narrow_gemm
 from models.layers.kv_cache import STATE_INTERVAL as CHUNK
 from models.layers.kv_cache import PagedBatch, StateRows
+from models.layers.norms import Normed
 from models.layers.op import op
 from models.layers.precision import upcast
 

@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers.deferred_norm import Normed
 from models.layers.fused import silu_mul
 from models.layers.lora import GemmLora, add_lora
-from models.layers.norms import add_rms_norm, rms_norm
+from models.layers.norms import Normed, add_rms_norm, rms_norm
 from models.layers.op import op
 from models.layers.quantized import QuantizedWeight, Weight, kernels_take
 

@@ -42,7 +42,6 @@ def varlen_attention_host(
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    scale: float | None = None,
     causal: bool = False,
     longest: int | None = None,
 ) -> Tensor:
@@ -56,7 +55,7 @@ def varlen_attention_host(
         queries = slice(max(first, end - (end_key - first_key)) if causal else first, end)
         if queries.start < end and first_key < end_key:
             seen_k, seen_v = (x[keys].repeat_interleave(group, dim=1) for x in (k, v))
-            out[queries] = _attend(q[queries], seen_k, seen_v, scale, causal)
+            out[queries] = _attend(q[queries], seen_k, seen_v, None, causal)
     return out
 
 

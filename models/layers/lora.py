@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.layers.deferred_norm import Normed
+from models.layers.norms import Normed
 from models.layers.op import op
 
 TILE_UNITS = 16

@@ -115,7 +115,7 @@ class LatentAttention(nn.Module):
         up = F.linear(latent, self.kv_up.weight).unflatten(-1, (config.num_heads, -1))
         keys, values = head_keys(up, k_rope, config.nope_dim), up[..., config.nope_dim :]
         cu_q, cu_k = batch.cu_seqlens_q, batch.cu_seqlens_k
-        return varlen_attention(q, keys, values, cu_q, cu_k, scale=config.scale, causal=True)
+        return varlen_attention(q, keys, values, cu_q, cu_k, causal=True)
 
     def _up_projections(self) -> tuple[Tensor, Tensor]:
         """Views of kv_up: keys [heads, nope_dim, rank] and values [heads, value_dim, rank]."""

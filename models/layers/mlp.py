@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers.deferred_norm import Normed
 from models.layers.gemm import gemm
+from models.layers.norms import Normed
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 N = TypeVar("N", bound=nn.Module)

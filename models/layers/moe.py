@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -203,27 +203,21 @@ class MixtureOfExperts(nn.Module):
         self.shared = shared
         self.shared_gate = shared_gate
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[n, hidden_size] -> like x."""
-        return self._added(x, torch.zeros_like if self.shared is None else self._shared)
-
-    def _shared(self, x: Tensor) -> Tensor:
-        assert self.shared is not None
-        out = self.shared(x)
-        return out if self.shared_gate is None else sigmoid_mul(out, gemm(x, self.shared_gate.weight))
-
-    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + the routed experts of x, for a mixture without a shared SwiGLU: both [n, hidden_size] -> like
-        x."""
-        assert self.shared is None
-        return self._added(x, lambda _: residual)
-
-    def _added(self, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[n, hidden_size] -> like x. residual: of a mixture without a shared SwiGLU, added to its experts."""
         weights, chosen = self.router(x)
         if x.is_cuda and x.shape[0] <= _FEW_ROWS:
             rows = experts_one_by_one(x, chosen, self.experts.gate_up, self.experts.down)
-            return combine(rows, weights, base(x))
-        return self.experts(x, weights, chosen, base(x))
+            return combine(rows, weights, self._base(x, residual))
+        return self.experts(x, weights, chosen, self._base(x, residual))
+
+    def _base(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """What the experts' outputs are added to."""
+        if self.shared is None:
+            return torch.zeros_like(x) if residual is None else residual
+        assert residual is None
+        out = self.shared(x)
+        return out if self.shared_gate is None else sigmoid_mul(out, gemm(x, self.shared_gate.weight))
 
 
 def weight_bytes(module: nn.Module, rows: float, left_out: tuple[str, ...]) -> float:

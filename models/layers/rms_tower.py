@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from models.layers.attention import varlen_attention
 from models.layers.block import add_and_norm
-from models.layers.deferred_norm import Normed
 from models.layers.gemm import gemm
 from models.layers.mlp import SwiGLU
-from models.layers.norms import RMSNorm
+from models.layers.norms import Normed, RMSNorm
 from models.layers.packed import rotate_packed
 
 Segments = tuple[Tensor, int]

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers.block import Block
-from models.layers.host_fused import rms_norm_float32
 from models.layers.lora import StackLora, add_lora
 from models.layers.mlp import SwiGLU
-from models.layers.norms import RMSNorm
+from models.layers.norms import RMSNorm, rms_norm_float32
 
 
 def run_local_host(

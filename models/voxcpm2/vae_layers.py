@@ -122,14 +122,7 @@ def snake_samples(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor, memory
 
 @op(cuda="models.voxcpm2.kernels.vae:channel_gemm")
 def channel_gemm(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    x: Tensor | None,
-    out: Tensor,
-    outputs: int,
-    precision: Precision,
-    tile: object = None,
+    hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor | None, out: Tensor, outputs: int, precision: Precision
 ) -> None:
     """The GEMM over channels of a residual unit and of a transposed convolution, into `out`: an operation of its own,
     since what runs before it moves the memory on.

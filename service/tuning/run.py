@@ -15,7 +15,6 @@ from triton.runtime.errors import OutOfResources
 
 from models.checkpoints.registry import family_of, resolve
 from models.layers.block import Block, SelfAttention
-from models.layers.deferred_norm import DeferredNorm, Normed
 from models.layers.fused import silu_mul
 from models.layers.gated_attention import GatedAttention
 from models.layers.gated_delta import GatedDeltaNet
@@ -25,7 +24,7 @@ from models.layers.kernels.gemm_types import Choice, Kind, Shape, Table, Variant
 from models.layers.kernels.gpu import Gpu
 from models.layers.mla import LatentAttention
 from models.layers.mlp import MLP, SwiGLU
-from models.layers.norms import rms_norm
+from models.layers.norms import DeferredNorm, Normed, rms_norm
 from models.layers.op import FALLBACKS
 from models.layers.quantized import QuantizedWeight, Weight
 from models.qwen_vl.v3_5.language import HybridBlock

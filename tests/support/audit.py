@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.interfaces.capturable import Bucket, BufferSpec, Capturable
-from models.layers import host_fused
+from models.layers import norms
 from models.layers.kv_cache import PagedBatch, StateRows
 from models.protocol import Decoder
 from service.engine.chat.slot_state import allocate_pending, allocate_states
@@ -101,7 +101,7 @@ def _no_constants_of_a_cpu() -> Iterator[None]:
     def filled(value: float, device: torch.device) -> Tensor:
         return torch.full((), value, dtype=torch.float32, device=device)
 
-    with mock.patch.object(host_fused, "_scalar", filled):
+    with mock.patch.object(norms, "_scalar", filled):
         yield
 
 

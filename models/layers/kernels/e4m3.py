@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.deferred_norm import DeferredNorm, TileRows
 from models.layers.kernels.gpu import Capability, current_gpu, interpreted
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
+from models.layers.norms import DeferredNorm, TileRows
 from models.layers.quantized import COLUMNS, E4M3, GROUP, PARTS, QuantizedWeight, Weight
 
 _NATIVE: Capability = (8, 9)
@@ -204,15 +204,22 @@ def takes_ahead(read: Parts, columns: int, warps: int) -> bool:
     return read.group > 0 and read.group % GROUP == 0 and read.form != "u8" and columns == 32 * warps
 
 
+class Coded(NamedTuple):
+    """A weight that is held as codes, inside a kernel: pointers to its units, scales and zeros, and the stride between
+    outputs."""
+
+    units: Any
+    scale: Any
+    zeros: Any
+    stride: Any
+
+
 @triton.jit
 def sums_of_codes(
     x_rows,
     x_here,
-    weight_ptr,
-    scale_ptr,
-    zeros_ptr,
+    weight,
     n,
-    stride_weight,
     begin,
     end,
     N: tl.constexpr,
@@ -227,7 +234,7 @@ def sums_of_codes(
     KEEP: tl.constexpr,
 ):
     """Sums of gate and of up over inputs begin to end: of x, from pointers x_rows [rows, 1] on, times the outputs n
-    [columns] of gate, and the outputs N + n.
+    [columns] of gate, and the outputs N + n. weight: Coded.
 
     Products of codes are exact, and times their scale in float32. AHEAD: scales and zeros are loaded one iteration
     before they are used, and no zero is subtracted from a code of 4 bits alone: a group's sum, less _base_of plus zero
@@ -238,20 +245,20 @@ def sums_of_codes(
     kind: tl.constexpr = x_rows.dtype.element_ty
     lane = tl.arange(0, RUN)
     x_rows += lane[None, :]
-    weight_rows = weight_ptr + n[None, :] * stride_weight + lane[:, None]
+    weight_rows = weight.units + n[None, :] * weight.stride + lane[:, None]
     factors = n * GROUPS
     acc = tl.zeros((n.shape[0], x_rows.shape[0]) if SWAP else (x_rows.shape[0], n.shape[0]), tl.float32)
     acc_up = acc
     if AHEAD:
         at = factors + tl.minimum(begin, K - 1) // SCALE_GROUP
-        next_scale = tl.load(scale_ptr + at)
+        next_scale = tl.load(weight.scale + at)
         if ZEROS:
-            next_zero = tl.load(zeros_ptr + at)
+            next_zero = tl.load(weight.zeros + at)
     for first in range(begin, end, INPUTS):
         gate = tl.load(weight_rows + first // PARTS, eviction_policy=KEEP)
         up = gate
         if GATED:
-            up = tl.load(weight_rows + first // PARTS + N * stride_weight, eviction_policy=KEEP)
+            up = tl.load(weight_rows + first // PARTS + N * weight.stride, eviction_policy=KEEP)
         part_acc = tl.zeros_like(acc)
         part_up = part_acc
         sums = part_acc
@@ -260,20 +267,20 @@ def sums_of_codes(
         if AHEAD:
             at = factors + tl.minimum(first + INPUTS, K - 1) // SCALE_GROUP
             scale = next_scale
-            next_scale = tl.load(scale_ptr + at)
+            next_scale = tl.load(weight.scale + at)
             if ZEROS:
                 zero = _along(next_zero, SWAP)
-                next_zero = tl.load(zeros_ptr + at)
+                next_zero = tl.load(weight.zeros + at)
         for part in tl.static_range(PARTS):
             if not AHEAD and part * RUN % SCALE_GROUP == 0:
                 at = factors + (first + part * RUN) // SCALE_GROUP
-                scale = tl.load(scale_ptr + at)
+                scale = tl.load(weight.scale + at)
                 if ZEROS:
-                    zero = zero_of(tl.load(zeros_ptr + at), FORM)[None, :]
+                    zero = zero_of(tl.load(weight.zeros + at), FORM)[None, :]
                 if GATED:
-                    scale_up = tl.load(scale_ptr + at + N * GROUPS)
+                    scale_up = tl.load(weight.scale + at + N * GROUPS)
                     if ZEROS:
-                        zero_up = zero_of(tl.load(zeros_ptr + at + N * GROUPS), FORM)[None, :]
+                        zero_up = zero_of(tl.load(weight.zeros + at + N * GROUPS), FORM)[None, :]
             x = tl.load(x_rows + first + part * RUN, mask=x_here, other=0.0)
             part_acc = accumulate(x, narrow_part(gate, None if BASED else zero, kind, part, FORM), part_acc, SWAP)
             if BASED:

@@ -16,6 +16,7 @@ from torch import Tensor
 from models.layers.gated_delta import CONV_WIDTH, UNIT_EPS
 from models.layers.kernels.gpu import current_gpu
 from models.layers.kernels.launch import dot_precision, launch, release_next, wait_for_previous
+from models.layers.kernels.varlen import bounds_of, segment_of_tile
 from models.layers.kv_cache import STATE_INTERVAL, StateRows
 
 _EPS: tl.constexpr = tl.constexpr(UNIT_EPS)
@@ -33,20 +34,10 @@ _BUFFERS = ["read_ptr", "write_ptr", "snapshot_rows_ptr", "snapshot_ends_ptr", "
 
 @triton.jit
 def _chunk_of(tile, cu_ptr, num_rows, num_sequences):
-    """Number of a tile's sequence, the tile's first row, and the first and the end of the sequence's rows.
-
-    Sequence i owns the tiles from cu[i] // 64 + i on, which are always enough. The rows behind the last sequence count
-    as one more.
-    """
-    started = 0
-    for base in range(0, num_sequences + 1, 64):
-        index = base + tl.arange(0, 64)
-        begin = tl.load(cu_ptr + index, mask=index <= num_sequences, other=0)
-        started += tl.sum(((begin // _CHUNK + index <= tile) & (index <= num_sequences)).to(tl.int32))
-    sequence = started - 1
-    begin = tl.load(cu_ptr + sequence)
-    end = tl.load(cu_ptr + sequence + 1, mask=sequence < num_sequences, other=0)
-    end = tl.where(sequence < num_sequences, end, num_rows)
+    """Number of a tile's sequence (segment_of_tile), the tile's first row, and the first and the end of the sequence's
+    rows."""
+    sequence = segment_of_tile(tile, cu_ptr, num_sequences, _CHUNK, 64)
+    begin, end = bounds_of(sequence, cu_ptr, num_rows, num_sequences)
     return sequence, begin + (tile - begin // _CHUNK - sequence) * _CHUNK, begin, end
 
 

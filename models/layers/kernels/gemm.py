@@ -15,11 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.layers.deferred_norm import DeferredNorm, Normed, VectorNorm
 from models.layers.gemm import Epilogue
 from models.layers.kernels import e4m3
 from models.layers.kernels.elementwise import silu_mul
-from models.layers.kernels.gemm_configs import active, config_for, e4m3_tile, fitted, streaming_tile, table_of
+from models.layers.kernels.gemm_configs import (
+    active,
+    config_for,
+    e4m3_tile,
+    fitted,
+    in_sixteen_bits,
+    streaming_tile,
+    table_of,
+)
 from models.layers.kernels.gemm_lora import takes_lora
 from models.layers.kernels.gemm_types import Kind, Tile, Variant
 from models.layers.kernels.gemv import gemv, is_vector, vector_gemm
@@ -31,6 +38,7 @@ from models.layers.kernels.persistent_gemm import persistent_gemm
 from models.layers.kernels.persistent_gemm import takes as takes_persistent
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
 from models.layers.lora import GemmLora
+from models.layers.norms import DeferredNorm, Normed, VectorNorm
 from models.layers.quantized import MOST_STREAMED, QuantizedWeight, Weight, for_rows, kernels_take
 
 BLOCK_K = 128
@@ -90,9 +98,14 @@ def streamed_alone(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
 
 
 def vocabulary(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
-    """Few rows to logits."""
-    tile = vocabulary_tile(x, weight)
-    return Way("tiled", tile) if tile else None
+    """Few rows to logits, which read hundreds of megabytes (benchmarks/results/kernels/heads.json): 8 rows of
+    Qwen2-VL-2B take 157 us, with cuBLAS 170. None where cuBLAS is as fast or the tiles do not fit."""
+    rows = x.numel() // x.shape[-1]
+    if weight.shape[0] < _VOCABULARY or weight.shape[0] % 64 or rows > 64 or not streams(x, weight):
+        return None
+    if rows > 32:
+        return Way("tiled", fitted(Tile(64, 64, BLOCK_K, warps=4, stages=4, tma=True)))
+    return Way("tiled", fitted(Tile(16 if rows <= 16 else 32, 64, BLOCK_K, warps=4, stages=6, swap=True)))
 
 
 def persistent(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
@@ -167,9 +180,13 @@ def gemm(
         if way_of(kind, x.rows, weight).kernel == "gemv":
             return vector_gemm(x.rows, weight, bias, norm=(x.weight, x.eps), silu_mul=epilogue == "silu_mul")
         x = x.normed()
-    weight = _weight_for(x.rows if isinstance(x, DeferredNorm) else x, weight)
+    plain = x.rows if isinstance(x, DeferredNorm) else x
+    rows = plain.numel() // plain.shape[-1]
+    weight = for_rows(weight, rows)
     if isinstance(x, DeferredNorm):
-        chosen = config_for(kind, x.rows, weight) or _deferred_default(kind, x.rows, weight)
+        chosen = config_for(kind, x.rows, weight)
+        if chosen is None and isinstance(weight, QuantizedWeight):
+            chosen = Variant(e4m3_tile(rows, gated=kind == "silu_mul"))
         tile = chosen.tile if chosen else None
         x = x._replace(rows=e4m3.in_order(x.rows, weight))
         return tiled_gemm(x, weight, bias, tile, epilogue, eight_bit=chosen is not None and chosen.eight_bit)
@@ -196,17 +213,11 @@ def _adapted_gemm(x: Normed, weight: Weight, bias: Tensor | None, lora: GemmLora
         x = x.normed()
     rows = x.rows if isinstance(x, DeferredNorm) else x
     way = way_of("plain", rows, weight)
-    deferred = isinstance(x, DeferredNorm)
-    if not isinstance(weight, QuantizedWeight) and (way.kernel == "tiled" or deferred):
+    if not isinstance(weight, QuantizedWeight) and (way.kernel == "tiled" or isinstance(x, DeferredNorm)):
         tile = way.tile or streaming_tile(rows.numel() // rows.shape[-1])
         if takes_lora(lora, tile):
             return tiled_gemm(x, weight, bias, tile, lora=lora)
     return add_lora(gemm(x, weight, bias), x, lora.pair, lora.rows)
-
-
-def _weight_for(x: Tensor, weight: Weight) -> Weight:
-    """The weight as a GEMM of x reads it."""
-    return for_rows(weight, x.numel() // x.shape[-1])
 
 
 def _plain_gemm(way: Way, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
@@ -220,12 +231,6 @@ def _plain_gemm(way: Way, x: Tensor, weight: Weight, bias: Tensor | None = None)
     return F.linear(x, e4m3.dequantise(weight, x.dtype), bias)
 
 
-def _deferred_default(kind: Kind, rows: Tensor, weight: Weight) -> Variant | None:
-    if not isinstance(weight, QuantizedWeight):
-        return None
-    return Variant(e4m3_tile(rows.numel() // rows.shape[-1], gated=kind == "silu_mul"))
-
-
 def narrow_gemm(x: Normed, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """models.layers.gemm.narrow_gemm."""
     if not isinstance(x, Tensor) or isinstance(weight, QuantizedWeight):
@@ -233,7 +238,8 @@ def narrow_gemm(x: Normed, weight: Weight, bias: Tensor | None = None) -> Tensor
     rows = x.reshape(-1, x.shape[-1])
     if rows.shape[0] <= _MOST_VECTORS:
         return gemv(rows, weight, bias).view(*x.shape[:-1], -1)
-    if streams_narrow(rows, weight):
+    fits = weight.shape[1] % _NARROW_TILE.depth == 0 and weight.shape[0] % _NARROW_TILE.columns == 0
+    if fits and in_sixteen_bits(rows, weight):
         return tiled_gemm(x, weight, bias, fitted(_NARROW_TILE))
     return F.linear(x, weight, bias)
 
@@ -251,7 +257,7 @@ def gemm_add_norm(
 ) -> tuple[Normed, Tensor]:
     """models.layers.gemm.gemm_add_norm. If it may be, the norm is made by the GEMVs that read a single row, and
     deferred where that was measured to be faster."""
-    weight = _weight_for(x, weight)
+    weight = for_rows(weight, x.numel() // x.shape[-1])
     way = way_of("add_norm", x, weight)
     if way.kernel == "gemv":
         total = vector_gemm(x, weight, bias, residual=residual)
@@ -286,9 +292,7 @@ def _tiled_with_lora(x: Tensor, weight: Weight, lora: GemmLora) -> bool:
         not isinstance(weight, QuantizedWeight)
         and weight.shape == _LORA_SHAPE
         and least <= x.numel() // x.shape[-1] <= most
-        and x.dtype in (torch.bfloat16, torch.float16)
-        and weight.dtype == x.dtype
-        and weight.stride(1) == 1
+        and in_sixteen_bits(x, weight)
         and active() is table_of(current_gpu())
         and takes_lora(lora, _LORA_TILE)
     )
@@ -305,30 +309,7 @@ def streams(x: Tensor, weight: Weight) -> bool:
     return (
         not isinstance(weight, QuantizedWeight)
         and 0 < rows <= (128 if weight.numel() <= _SMALL_WEIGHT else 64)
-        and x.dtype in (torch.bfloat16, torch.float16)
-        and weight.dtype == x.dtype
-        and weight.stride(1) == 1
+        and in_sixteen_bits(x, weight)
         and weight.shape[1] % BLOCK_K == 0
         and weight.shape[0] % 64 == 0
     )
-
-
-def streams_narrow(x: Tensor, weight: Tensor) -> bool:
-    """Whether the narrow tile takes these."""
-    return (
-        x.dtype in (torch.bfloat16, torch.float16)
-        and weight.dtype == x.dtype
-        and weight.shape[1] % _NARROW_TILE.depth == 0
-        and weight.shape[0] % _NARROW_TILE.columns == 0
-    )
-
-
-def vocabulary_tile(x: Tensor, weight: Weight) -> Tile | None:
-    """For logits of few rows, which read hundreds of megabytes (benchmarks/results/kernels/heads.json): 8 rows of
-    Qwen2-VL-2B take 157 us, with cuBLAS 170. None where cuBLAS is as fast or the tiles do not fit."""
-    rows = x.numel() // x.shape[-1]
-    if weight.shape[0] < _VOCABULARY or weight.shape[0] % 64 or not 0 < rows <= 64 or not streams(x, weight):
-        return None
-    if rows <= 32:
-        return fitted(Tile(16 if rows <= 16 else 32, 64, BLOCK_K, warps=4, stages=6, swap=True))
-    return fitted(Tile(64, 64, BLOCK_K, warps=4, stages=4, tma=True))

@@ -62,6 +62,11 @@ def active() -> Table:
     return _tuned if _tuned is not None else table_of(current_gpu())
 
 
+def in_sixteen_bits(x: Tensor, weight: Tensor) -> bool:
+    """Whether both are of one dtype of 16 bits, and the weight's rows are contiguous."""
+    return x.dtype in (torch.bfloat16, torch.float16) and weight.dtype == x.dtype and weight.stride(1) == 1
+
+
 def config_for(kind: Kind, x: Tensor, weight: Weight) -> Variant | None:
     """The measured choice for x [..., K] times weight [N, K], None where the rules hold."""
     if x.dtype not in (torch.bfloat16, torch.float16):

@@ -11,7 +11,7 @@ Reference: models.layers.lora.add_lora. Units are sorted by adapter, so that a t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -43,23 +43,41 @@ WITHOUT_LORA = dict.fromkeys(_CONSTANTS.split(), 0)
 """The constants of a GEMM without adapters."""
 
 
+class Lora(NamedTuple):
+    """Adapters inside a kernel: the pointers of Adapters, strides between the slots of A and of B, rows of x, rows of a
+    unit, and numbers of adapters' tiles, of programs of the shrink and of tiles of the GEMM."""
+
+    x: Any
+    a: Any
+    b: Any
+    tiles: Any
+    hidden: Any
+    arrivals: Any
+    stride_a: Any
+    stride_b: Any
+    rows: Any
+    unit: Any
+    num_tiles: Any
+    programs: Any
+    gemm_tiles: Any
+
+
+class Met(NamedTuple):
+    """Adapters of a tile of rows: [PADDED] the indices of the adapters' tiles that have some of them, PADDED for the
+    others; the least of them; first units, numbers of units and slots of GROUP tiles from there on, [GROUP]."""
+
+    indices: Any
+    index: Any
+    first_unit: Any
+    units: Any
+    slot: Any
+
+
 @triton.jit
 def shrink(
-    x_ptr,
+    lora,
     squares_ptr,
-    a_ptr,
-    b_ptr,
-    tiles_ptr,
-    hidden_ptr,
-    arrivals_ptr,
-    rows,
-    unit,
-    num_tiles,
-    programs,
-    gemm_tiles,
     stride_x,
-    stride_a,
-    stride_b,
     eps,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -74,15 +92,15 @@ def shrink(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """What one of `programs` programs makes of A x: blocks of BLOCK_M rows of one adapter over A_SHARE inputs, dealt to
+    """What one program of the shrink makes of A x: blocks of BLOCK_M rows of one adapter over A_SHARE inputs, dealt to
     the programs in turn. hidden float32 [shares, rows, WIDTH]. SQUARES > 0: rows are scaled by the squares of their
     inputs, [rows, SQUARES]. The first block's A and B are brought into the L2 cache."""
     SHARES: tl.constexpr = K // A_SHARE
     every = tl.arange(0, PADDED)
-    entries = tiles_ptr + every * 3
-    first = tl.load(entries, mask=every < num_tiles, other=0) * unit
-    count = tl.load(entries + 1, mask=every < num_tiles, other=0) * unit
-    slots = tl.load(entries + 2, mask=every < num_tiles, other=0)
+    entries = lora.tiles + every * 3
+    first = tl.load(entries, mask=every < lora.num_tiles, other=0) * lora.unit
+    count = tl.load(entries + 1, mask=every < lora.num_tiles, other=0) * lora.unit
+    slots = tl.load(entries + 2, mask=every < lora.num_tiles, other=0)
     blocks = (count + BLOCK_M - 1) // BLOCK_M
     ends = tl.cumsum(blocks, 0)
     items = tl.sum(blocks, 0) * SHARES
@@ -92,14 +110,14 @@ def shrink(
         own = every == tl.sum((ends <= tl.program_id(0) // SHARES).to(tl.int32), 0)
         slot = tl.sum(tl.where(own, slots, 0), 0).to(tl.int64)
         a_line = tl.arange(0, triton.next_power_of_2((A_SHARE + LINE - 1) // LINE)) * LINE
-        first_a = a_ptr + slot * stride_a + tl.program_id(0) % SHARES * A_SHARE
+        first_a = lora.a + slot * lora.stride_a + tl.program_id(0) % SHARES * A_SHARE
         lines = first_a + r[:, None] * K + a_line[None, :]
         ask_for(tl.where(used[:, None] & (a_line < A_SHARE)[None, :], lines, first_a))
         if tl.program_id(0) % SHARES == 0:
             b_line = tl.arange(0, triton.next_power_of_2((N * RANK + LINE - 1) // LINE)) * LINE
-            ask_for(b_ptr + slot * stride_b + tl.where(b_line < N * RANK, b_line, 0))
+            ask_for(lora.b + slot * lora.stride_b + tl.where(b_line < N * RANK, b_line, 0))
     wait_for_previous(PDL)
-    for item in range(tl.program_id(0), items, programs):
+    for item in range(tl.program_id(0), items, lora.programs):
         block = item // SHARES
         own = every == tl.sum((ends <= block).to(tl.int32), 0)
         begin = tl.sum(tl.where(own, first + (block - ends + blocks) * BLOCK_M, 0), 0)
@@ -108,8 +126,8 @@ def shrink(
         m = begin + tl.arange(0, BLOCK_M)
         here = m < end
         k = item % SHARES * A_SHARE + tl.arange(0, BLOCK_K)
-        x_rows = x_ptr + m[:, None].to(tl.int64) * stride_x + k[None, :]
-        a_rows = a_ptr + slot * stride_a + r[None, :] * K + k[:, None]
+        x_rows = lora.x + m[:, None].to(tl.int64) * stride_x + k[None, :]
+        a_rows = lora.a + slot * lora.stride_a + r[None, :] * K + k[:, None]
         acc = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
         for start in tl.range(0, A_SHARE, BLOCK_K, num_stages=STAGES):
             x = tl.load(x_rows + start, mask=here[:, None], other=0.0)
@@ -121,73 +139,56 @@ def shrink(
                 squares_ptr + m[:, None] * SQUARES + part, mask=here[:, None] & (part < SQUARES), other=0.0
             )
             acc *= tl.rsqrt(tl.sum(squares, 1) / K + eps)[:, None]
-        place = hidden_ptr + (item % SHARES * rows + m[:, None]).to(tl.int64) * WIDTH + r[None, :]
+        place = lora.hidden + (item % SHARES * lora.rows + m[:, None]).to(tl.int64) * WIDTH + r[None, :]
         tl.store(place, acc, mask=here[:, None] & used[None, :])
     tl.debug_barrier()
-    tl.atomic_add(arrivals_ptr, gemm_tiles + 1, sem="release")
+    tl.atomic_add(lora.arrivals, lora.gemm_tiles + 1, sem="release")
 
 
 @triton.jit
-def wait_for_shrink(arrivals_ptr, programs, gemm_tiles):
+def _wait_for_shrink(lora):
     """A program of the shrink counts gemm_tiles + 1 when it has ended, a tile 1 when it need not wait any longer. So
     the counter comes to a multiple of `period` at the end of each launch and need not be cleared."""
-    all_ended = programs.to(tl.int64) * (gemm_tiles + 1)
-    period = all_ended + gemm_tiles
-    while tl.atomic_add(arrivals_ptr, 0, sem="acquire") % period < all_ended:
+    all_ended = lora.programs.to(tl.int64) * (lora.gemm_tiles + 1)
+    period = all_ended + lora.gemm_tiles
+    while tl.atomic_add(lora.arrivals, 0, sem="acquire") % period < all_ended:
         pass
     tl.debug_barrier()
 
 
 @triton.jit
-def _entries(index, tiles_ptr, num_tiles, GROUP: tl.constexpr):
-    """First units, numbers of units and slots of GROUP tiles from this index on, [GROUP]."""
+def _met_from(index, indices, lora, GROUP: tl.constexpr):
     tile = index + tl.arange(0, GROUP)
-    entry = tiles_ptr + tile * 3
-    first = tl.load(entry, mask=tile < num_tiles, other=0)
-    count = tl.load(entry + 1, mask=tile < num_tiles, other=0)
-    return first, count, tl.load(entry + 2, mask=tile < num_tiles, other=0).to(tl.int64)
+    entry = lora.tiles + tile * 3
+    first = tl.load(entry, mask=tile < lora.num_tiles, other=0)
+    count = tl.load(entry + 1, mask=tile < lora.num_tiles, other=0)
+    slot = tl.load(entry + 2, mask=tile < lora.num_tiles, other=0).to(tl.int64)
+    return Met(indices, index, first, count, slot)
 
 
 @triton.jit
-def adapters_met(
-    tiles_ptr, num_tiles, unit, first_row, PADDED: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr
-):
-    """Of a tile of BLOCK_M rows: [PADDED] the indices of the adapters' tiles that have some of them, PADDED for the
-    others; the least of them, and _entries from there on."""
+def adapters_met(lora, first_row, PADDED: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Met of a tile of BLOCK_M rows."""
     every = tl.arange(0, PADDED)
-    first = tl.load(tiles_ptr + every * 3, mask=every < num_tiles, other=0) * unit
-    count = tl.load(tiles_ptr + every * 3 + 1, mask=every < num_tiles, other=0) * unit
-    met = tl.where((count > 0) & (first < first_row + BLOCK_M) & (first + count > first_row), every, PADDED)
-    index = tl.min(met, 0)
-    first_unit, units, slot = _entries(index, tiles_ptr, num_tiles, GROUP)
-    return met, index, first_unit, units, slot
+    first = tl.load(lora.tiles + every * 3, mask=every < lora.num_tiles, other=0) * lora.unit
+    count = tl.load(lora.tiles + every * 3 + 1, mask=every < lora.num_tiles, other=0) * lora.unit
+    own = (count > 0) & (first < first_row + BLOCK_M) & (first + count > first_row)
+    indices = tl.where(own, every, PADDED)
+    return _met_from(tl.min(indices, 0), indices, lora, GROUP)
 
 
 @triton.jit
-def _b_of(b_tile, units, slot, stride_b, RANK: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr):
+def _b_of(met, b_tile, stride_b, RANK: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr):
     """B of GROUP adapters, [GROUP * RANK, BLOCK_N]. b_tile: where the tile's columns lie in a slot, [RANK, BLOCK_N]."""
-    b = tl.load(b_tile[None] + (slot * stride_b)[:, None, None], mask=(units > 0)[:, None, None], other=0.0)
+    b = tl.load(b_tile[None] + (met.slot * stride_b)[:, None, None], mask=(met.units > 0)[:, None, None], other=0.0)
     return tl.reshape(b, (GROUP * RANK, BLOCK_N))
 
 
 @triton.jit
 def expand(
     acc,
+    lora,
     met,
-    index,
-    first_unit,
-    units,
-    slot,
-    hidden_ptr,
-    arrivals_ptr,
-    b_ptr,
-    tiles_ptr,
-    rows,
-    unit,
-    num_tiles,
-    programs,
-    gemm_tiles,
-    stride_b,
     first_row,
     first_column,
     RANK: tl.constexpr,
@@ -201,36 +202,33 @@ def expand(
     BLOCK_N: tl.constexpr,
 ):
     """acc float32 [BLOCK_M, BLOCK_N] of a tile, whose rows and columns begin at these, plus B (A x) of its rows, for
-    GROUP adapters at a time.
-
-    met to slot: adapters_met. SECOND, THIRD: the columns where the second and the third layer begin."""
-    if index < PADDED:
+    GROUP adapters at a time. SECOND, THIRD: the columns where the second and the third layer begin."""
+    if met.index < PADDED:
         n = first_column + tl.arange(0, BLOCK_N)
         r = tl.arange(0, RANK)
-        b_tile = b_ptr + n[None, :] * RANK + r[:, None]
-        b = _b_of(b_tile, units, slot, stride_b, RANK, GROUP, BLOCK_N)
-        wait_for_shrink(arrivals_ptr, programs, gemm_tiles)
+        b_tile = lora.b + n[None, :] * RANK + r[:, None]
+        b = _b_of(met, b_tile, lora.stride_b, RANK, GROUP, BLOCK_N)
+        _wait_for_shrink(lora)
         m = first_row + tl.arange(0, BLOCK_M)
         part = (first_column >= SECOND).to(tl.int32) + (first_column >= THIRD).to(tl.int32)
-        sources = hidden_ptr + m[:, None].to(tl.int64) * WIDTH + part * RANK + r[None, :]
+        sources = lora.hidden + m[:, None].to(tl.int64) * WIDTH + part * RANK + r[None, :]
         total = tl.zeros((BLOCK_M, RANK), tl.float32)
         for share in tl.static_range(SHARES):
             # Not by the L1 cache, which may hold what was there before.
-            total += tl.load(
-                sources + share * rows.to(tl.int64) * WIDTH, mask=m[:, None] < rows, other=0.0, cache_modifier=".cg"
-            )
+            source = sources + share * lora.rows.to(tl.int64) * WIDTH
+            total += tl.load(source, mask=m[:, None] < lora.rows, other=0.0, cache_modifier=".cg")
         hidden = total.to(b.dtype)[:, None, :]
-        while index < PADDED:
+        while met.index < PADDED:
             # Rows without an adapter have no A x: what lies there is not read into a product.
-            begin, end = first_unit * unit, (first_unit + units) * unit
+            begin, end = met.first_unit * lora.unit, (met.first_unit + met.units) * lora.unit
             own = (m[:, None] >= begin[None, :]) & (m[:, None] < end[None, :])
             of_group = tl.reshape(tl.where(own[:, :, None], hidden, 0.0), (BLOCK_M, GROUP * RANK))
-            index = tl.min(tl.where(met >= index + GROUP, met, PADDED), 0)
-            first_unit, units, slot = _entries(index, tiles_ptr, num_tiles, GROUP)
-            next_b = _b_of(b_tile, units, slot, stride_b, RANK, GROUP, BLOCK_N)
+            following = tl.min(tl.where(met.indices >= met.index + GROUP, met.indices, PADDED), 0)
+            met = _met_from(following, met.indices, lora, GROUP)
+            next_b = _b_of(met, b_tile, lora.stride_b, RANK, GROUP, BLOCK_N)
             acc = tl.dot(of_group, b, acc=acc)
             b = next_b
-    tl.atomic_add(arrivals_ptr, 1, sem="relaxed")
+    tl.atomic_add(lora.arrivals, 1, sem="relaxed")
     return acc
 
 
@@ -239,7 +237,7 @@ class Adapters(NamedTuple):
 
     pointers: tuple[Tensor, ...]
     """x [n, K]; the stacked A and B; the adapters' tiles; hidden float32 [shares, n, width of A], written only for rows
-    with an adapter; arrivals int64 [1] (wait_for_shrink)."""
+    with an adapter; arrivals int64 [1] (_wait_for_shrink)."""
     sizes: tuple[int, ...]
     """Number of tiles, rows of a unit, programs of the shrink, and the strides between slots of A and of B."""
     constants: dict[str, int]

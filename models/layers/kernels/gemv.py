@@ -7,6 +7,8 @@ A vector may take its weight from a stack by an index that is read on the device
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -18,6 +20,25 @@ from models.layers.kernels.gemm_types import Blocks, Shape
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.kernels.norms import weighted
 from models.layers.quantized import GROUP, QuantizedWeight, Weight, kernels_take
+
+
+class _Given(NamedTuple):
+    """x inside a kernel: pointers to its row and to the norm's weight, and the norm's factor."""
+
+    row: Any
+    norm: Any
+    rstd: Any
+
+
+class _Codes(NamedTuple):
+    """Codes of a program's outputs: pointers to their units, to scales and zeros; the places of the outputs' first
+    groups; and how far behind those of gate the units of up are."""
+
+    rows: Any
+    scale: Any
+    zeros: Any
+    factors: Any
+    to_up: Any
 
 
 @triton.jit
@@ -90,54 +111,20 @@ def _gemv_kernel(
         everywhere = tl.arange(0, PADDED)
         wide = tl.load(x_row + everywhere, mask=everywhere < K, other=0.0).to(tl.float32)
         rstd = tl.rsqrt(tl.sum(wide * wide, 0) / K + eps)
+    given = _Given(x_row, norm_ptr, rstd)
     acc = tl.zeros(first.shape, tl.float32)
     acc_up = tl.zeros(first.shape, tl.float32)
     if PARTS == 8:
+        codes = _Codes(rows, scale_ptr, zeros_ptr, factors[:, None], N * stride_weight)
         acc, acc_up = _sums_of_u4(
-            x_row,
-            norm_ptr,
-            rows,
-            scale_ptr,
-            zeros_ptr,
-            factors[:, None],
-            rstd,
-            first,
-            first_up,
-            N * stride_weight,
-            N * GROUPS,
-            K,
-            SCALE_GROUP,
-            FORM,
-            ZEROS,
-            NORM,
-            SILU_MUL,
-            BLOCK_N,
-            BLOCK_K,
+            given, codes, first, first_up, N * GROUPS, K, SCALE_GROUP, FORM, ZEROS, NORM, SILU_MUL, BLOCK_N, BLOCK_K
         )
     elif SCALE_GROUP > 0:
+        codes = _Codes(rows, scale_ptr, zeros_ptr, factors[:, None, None], N * stride_weight)
         acc, acc_up = _sums_of_codes(
-            x_row,
-            norm_ptr,
-            rows,
-            scale_ptr,
-            zeros_ptr,
-            factors[:, None, None],
-            rstd,
-            first,
-            first_up,
-            N * stride_weight,
-            N * GROUPS,
-            acc,
-            acc_up,
-            K,
-            SCALE_GROUP,
-            PARTS,
-            FORM,
-            ZEROS,
-            NORM,
-            SILU_MUL,
-            BLOCK_K,
-        )
+            given, codes, first, first_up, acc, acc_up,
+            N * GROUPS, K, SCALE_GROUP, PARTS, FORM, ZEROS, NORM, SILU_MUL, BLOCK_K,
+        )  # fmt: skip
         acc = tl.sum(acc, 2)
         acc_up = tl.sum(acc_up, 2)
     else:
@@ -145,7 +132,7 @@ def _gemv_kernel(
             unit = block * BLOCK_K + k
             if FORM == "":
                 # Before the weights: behind them, all of a long row would be in registers at once.
-                x = _inputs(x_row, norm_ptr, unit, rstd, K, NORM)
+                x = _inputs(given, unit, K, NORM)
             if block == 0:
                 weight = first
                 weight_up = first_up
@@ -164,7 +151,7 @@ def _gemv_kernel(
                 first_input = first_inputs(unit, PARTS)[None, :] + tl.zeros((BLOCK_N, 1), tl.int32)
                 for part in tl.static_range(PARTS):
                     column = first_input + part * (INPUTS // PARTS)
-                    x = _inputs(x_row, norm_ptr, column, rstd, K, NORM).to(tl.float32)
+                    x = _inputs(given, column, K, NORM).to(tl.float32)
                     acc += wide_part(weight, 0.0, part, FORM) * x
                     if SILU_MUL:
                         acc_up += wide_part(weight_up, 0.0, part, FORM) * x
@@ -190,19 +177,13 @@ def _gemv_kernel(
 
 @triton.jit
 def _sums_of_codes(
-    x_row,
-    norm_ptr,
-    rows,
-    scale_ptr,
-    zeros_ptr,
-    factors,
-    rstd,
+    given,
+    codes,
     weight,
     weight_up,
-    to_up,
-    up_groups,
     acc,
     acc_up,
+    UP_GROUPS: tl.constexpr,
     K: tl.constexpr,
     SCALE_GROUP: tl.constexpr,
     PARTS: tl.constexpr,
@@ -212,38 +193,40 @@ def _sums_of_codes(
     SILU_MUL: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """acc and acc_up [outputs, chunks of INPUTS, units of a chunk] after all inputs. rows: pointers of their shape to
-    the codes, of which the first are `weight`. factors: places of the outputs' first groups [outputs, 1, 1]."""
+    """acc and acc_up [outputs, chunks of INPUTS, units of a chunk] after all inputs. weight: the
+    first units, of their shape as codes.rows is; codes.factors [outputs, 1, 1]."""
     RUN: tl.constexpr = INPUTS // PARTS
     CHUNKS: tl.constexpr = BLOCK_K // RUN
     # Every part in the weight's own shape: x lies in the same registers.
-    lane = tl.arange(0, RUN)[None, None, :] + tl.zeros(factors.shape, tl.int32)
+    lane = tl.arange(0, RUN)[None, None, :] + tl.zeros(codes.factors.shape, tl.int32)
     for block in range(0, K // INPUTS, CHUNKS):
         chunk = block + tl.arange(0, CHUNKS)[None, :, None]
         here = chunk < K // INPUTS
-        following = tl.load(rows + (block + CHUNKS) * RUN, mask=chunk + CHUNKS < K // INPUTS, other=0)
+        following = tl.load(codes.rows + (block + CHUNKS) * RUN, mask=chunk + CHUNKS < K // INPUTS, other=0)
         following_up = following
         if SILU_MUL:
-            following_up = tl.load(rows + (block + CHUNKS) * RUN + to_up, mask=chunk + CHUNKS < K // INPUTS, other=0)
+            following_up = tl.load(
+                codes.rows + (block + CHUNKS) * RUN + codes.to_up, mask=chunk + CHUNKS < K // INPUTS, other=0
+            )
         product = tl.zeros_like(acc)
         product_up = product
         zero = zero_of(None, FORM)
         zero_up = zero
         for part in tl.static_range(PARTS):
-            group = factors + (chunk * INPUTS + part * RUN) // SCALE_GROUP
+            group = codes.factors + (chunk * INPUTS + part * RUN) // SCALE_GROUP
             if ZEROS and part * RUN % SCALE_GROUP == 0:
-                zero = zero_of(tl.load(zeros_ptr + group, mask=here, other=0), FORM)
+                zero = zero_of(tl.load(codes.zeros + group, mask=here, other=0), FORM)
                 if SILU_MUL:
-                    zero_up = zero_of(tl.load(zeros_ptr + up_groups + group, mask=here, other=0), FORM)
-            x = _inputs(x_row, norm_ptr, chunk * INPUTS + part * RUN + lane, rstd, K, NORM).to(tl.float32)
+                    zero_up = zero_of(tl.load(codes.zeros + UP_GROUPS + group, mask=here, other=0), FORM)
+            x = _inputs(given, chunk * INPUTS + part * RUN + lane, K, NORM).to(tl.float32)
             product += wide_part(weight, zero, part, FORM) * x
             if SILU_MUL:
                 product_up += wide_part(weight_up, zero_up, part, FORM) * x
             if part == PARTS - 1 or (part + 1) * RUN % SCALE_GROUP == 0:
-                acc += product * tl.load(scale_ptr + group, mask=here, other=0.0).to(tl.float32)
+                acc += product * tl.load(codes.scale + group, mask=here, other=0.0).to(tl.float32)
                 product = tl.zeros_like(acc)
                 if SILU_MUL:
-                    scale = tl.load(scale_ptr + up_groups + group, mask=here, other=0.0)
+                    scale = tl.load(codes.scale + UP_GROUPS + group, mask=here, other=0.0)
                     acc_up += product_up * scale.to(tl.float32)
                     product_up = product
         weight = following
@@ -262,17 +245,11 @@ _BESIDE_U4 = tl.constexpr(
 
 @triton.jit
 def _sums_of_u4(
-    x_row,
-    norm_ptr,
-    rows,
-    scale_ptr,
-    zeros_ptr,
-    factors,
-    rstd,
+    given,
+    codes,
     units,
     units_up,
-    to_up,
-    up_groups,
+    UP_GROUPS: tl.constexpr,
     K: tl.constexpr,
     SCALE_GROUP: tl.constexpr,
     FORM: tl.constexpr,
@@ -290,18 +267,18 @@ def _sums_of_u4(
     so that x is converted once."""
     FOURS: tl.constexpr = BLOCK_K // 4
     RUN: tl.constexpr = INPUTS // 4
-    kind: tl.constexpr = x_row.dtype.element_ty
-    x_pairs, norm_pairs = x_row.to(tl.pointer_type(tl.int32)), norm_ptr.to(tl.pointer_type(tl.int32))
+    kind: tl.constexpr = given.row.dtype.element_ty
+    x_pairs, norm_pairs = given.row.to(tl.pointer_type(tl.int32)), given.norm.to(tl.pointer_type(tl.int32))
     unit_of = tl.arange(0, BLOCK_K)
     four_of = tl.arange(0, FOURS)
     acc = tl.zeros((BLOCK_N, FOURS), tl.float32)
     acc_up = acc
     for block in range(0, K // 8, BLOCK_K):
         ahead = (block + BLOCK_K + unit_of < K // 8)[None, :]
-        following = tl.load(rows + block + BLOCK_K, mask=ahead, other=0)
+        following = tl.load(codes.rows + block + BLOCK_K, mask=ahead, other=0)
         following_up = following
         if SILU_MUL:
-            following_up = tl.load(rows + block + BLOCK_K + to_up, mask=ahead, other=0)
+            following_up = tl.load(codes.rows + block + BLOCK_K + codes.to_up, mask=ahead, other=0)
         pair = (block + unit_of) // (INPUTS // 8) * (INPUTS // 2) + (block + unit_of) % (INPUTS // 8)
         four = (block + 4 * four_of) // (INPUTS // 8) * INPUTS
         here = (four < K)[None, :]
@@ -311,16 +288,16 @@ def _sums_of_u4(
         odd = even
         for part in tl.static_range(4):
             pairs = tl.load(x_pairs + pair + part * (RUN // 2), mask=pair < K // 2, other=0)
-            if NORM and norm_ptr.dtype.element_ty == kind:
+            if NORM and given.norm.dtype.element_ty == kind:
                 norms = tl.load(norm_pairs + pair + part * (RUN // 2), mask=pair < K // 2, other=0)
             for half in tl.static_range(2):
                 x = _of_pair(pairs, half, kind)
                 if NORM:
-                    if norm_ptr.dtype.element_ty == kind:
+                    if given.norm.dtype.element_ty == kind:
                         norm = _of_pair(norms, half, kind).to(kind)
                     else:
-                        norm = tl.load(norm_ptr + 2 * pair + part * RUN + half, mask=pair < K // 2, other=0.0)
-                    x = weighted(x, rstd, norm, kind).to(tl.float32)
+                        norm = tl.load(given.norm + 2 * pair + part * RUN + half, mask=pair < K // 2, other=0.0)
+                    x = weighted(x, given.rstd, norm, kind).to(tl.float32)
                 if part % 2 == 0:
                     even += x
                 else:
@@ -329,21 +306,21 @@ def _sums_of_u4(
                 if SILU_MUL:
                     product_up += _beside_u4(units_up, part, half, FORM) * x[None, :]
             if part == 3 or (part + 1) * RUN % SCALE_GROUP == 0:
-                group = factors + (four + part * RUN)[None, :] // SCALE_GROUP
-                scale = tl.load(scale_ptr + group, mask=here, other=0.0).to(tl.float32)
+                group = codes.factors + (four + part * RUN)[None, :] // SCALE_GROUP
+                scale = tl.load(codes.scale + group, mask=here, other=0.0).to(tl.float32)
                 base = (256.0 * even + 16.0 * odd)[None, :]
                 total = (even + odd)[None, :] + tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
                 if ZEROS:
                     total = _of_fours(total, FOURS)
-                    zero = zero_of(tl.load(zeros_ptr + group, mask=here, other=0), FORM)
+                    zero = zero_of(tl.load(codes.zeros + group, mask=here, other=0), FORM)
                     acc += (_of_fours(product - base, FOURS) - zero * total) * scale
                 else:
                     base += 8.0 * total
                     acc += _of_fours(product - base, FOURS) * scale
                 if SILU_MUL:
-                    scale = tl.load(scale_ptr + up_groups + group, mask=here, other=0.0).to(tl.float32)
+                    scale = tl.load(codes.scale + UP_GROUPS + group, mask=here, other=0.0).to(tl.float32)
                     if ZEROS:
-                        zero = zero_of(tl.load(zeros_ptr + up_groups + group, mask=here, other=0), FORM)
+                        zero = zero_of(tl.load(codes.zeros + UP_GROUPS + group, mask=here, other=0), FORM)
                         acc_up += (_of_fours(product_up - base, FOURS) - zero * total) * scale
                     else:
                         acc_up += _of_fours(product_up - base, FOURS) * scale
@@ -386,11 +363,11 @@ def _of_fours(values, FOURS: tl.constexpr):
 
 
 @triton.jit
-def _inputs(x_row, norm_ptr, column, rstd, K: tl.constexpr, NORM: tl.constexpr):
+def _inputs(given, column, K: tl.constexpr, NORM: tl.constexpr):
     """x at `column`, normed."""
-    x = tl.load(x_row + column, mask=column < K, other=0.0)
+    x = tl.load(given.row + column, mask=column < K, other=0.0)
     if NORM:
-        x = weighted(x.to(tl.float32), rstd, tl.load(norm_ptr + column, mask=column < K, other=0.0), x.dtype)
+        x = weighted(x.to(tl.float32), given.rstd, tl.load(given.norm + column, mask=column < K, other=0.0), x.dtype)
     return x
 
 

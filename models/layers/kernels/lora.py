@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.deferred_norm import DeferredNorm, TileRows
 from models.layers.kernels.launch import dot_precision, launch, release_next, wait_for_previous
 from models.layers.lora import TILE_UNITS, LoraPair, LoraRows
+from models.layers.norms import DeferredNorm, TileRows
 
 _SHARE = 256
 """Inputs of one program of the shrink, where K is a multiple of them: the other shares run beside it."""

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.e4m3 import parts, sums_of_codes, takes_ahead
+from models.layers.kernels.e4m3 import Coded, parts, sums_of_codes, takes_ahead
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.quantized import COLUMNS, QuantizedWeight
 
@@ -330,26 +330,9 @@ def _grouped_codes_kernel(
         n = chosen * N + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         x_here = m[:, None] < end
         acc, _ = sums_of_codes(
-            x_ptr + m.to(tl.int64)[:, None] * K,
-            x_here,
-            values_ptr,
-            scale_ptr,
-            zeros_ptr,
-            n,
-            K // PARTS,
-            0,
-            K,
-            N,
-            K,
-            SCALE_GROUP,
-            PARTS,
-            FORM,
-            ZEROS,
-            False,
-            True,
-            AHEAD,
-            "",
-        )
+            x_ptr + m.to(tl.int64)[:, None] * K, x_here, Coded(values_ptr, scale_ptr, zeros_ptr, K // PARTS), n, 0, K,
+            N, K, SCALE_GROUP, PARTS, FORM, ZEROS, False, True, AHEAD, "",
+        )  # fmt: skip
         out = out_ptr + m.to(tl.int64)[:, None] * N + (n - chosen * N)[None, :]
         tl.store(out, tl.trans(acc).to(out_ptr.dtype.element_ty), mask=x_here)
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from models.layers.kernels.gemm_configs import in_sixteen_bits
 from models.layers.kernels.gemm_tables import SM_90_PERSISTENT
 from models.layers.kernels.gemm_types import Tile
 from models.layers.kernels.gpu import current_gpu
@@ -74,9 +75,7 @@ def takes(x: Tensor, weight: Tensor) -> bool:
     return (
         current_gpu().capability == (9, 0)
         and any(least <= rows <= most for least, most in SM_90_PERSISTENT.get((inputs, columns), ()))
-        and x.dtype in (torch.bfloat16, torch.float16)
-        and weight.dtype == x.dtype
-        and weight.stride(1) == 1
+        and in_sixteen_bits(x, weight)
     )
 
 

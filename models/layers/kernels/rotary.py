@@ -264,14 +264,12 @@ def _heads_of_a_program(queries: int, group: int) -> int:
     return here
 
 
-def rotary_dense_attention(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, first_query: int = 0, *, heads_here: int | None = None
-) -> Tensor:
+def rotary_dense_attention(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, first_query: int = 0) -> Tensor:
     """q [N, Lq, Hq, D], k and v [N, L, Hkv, D], cos and sin float32 [L, D / 2] -> [N, Lq, Hq, D]."""
     sequences, queries, heads, width = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
     group = heads // kv_heads
-    heads_here = heads_here or _heads_of_a_program(queries, group)
+    heads_here = _heads_of_a_program(queries, group)
     out = torch.empty((sequences, queries, heads, width), device=q.device, dtype=q.dtype)
     if out.numel() == 0:
         return out

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.heads import LOG2_E, head_sizes
+from models.layers.kernels.heads import LOG2_E, attend_block, head_sizes, load_heads, no_keys
 from models.layers.kernels.launch import launch, row_strides
 
 _FEW_SEGMENTS, _MANY_SEGMENTS = 32, 256
@@ -17,79 +17,42 @@ _PADDING_TILES = 4
 
 
 @triton.jit
-def _attend_block(
-    acc1,
-    acc2,
-    peak,
-    total,
-    q1,
-    q2,
-    k_base,
-    v_base,
-    first,
-    stop_key,
-    row_limit,
-    stride_k,
-    stride_v,
-    scale_log2,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    D1: tl.constexpr,
-    D2: tl.constexpr,
-    V1: tl.constexpr,
-    V2: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """One block of keys: online softmax in base 2."""
+def segment_of_tile(tile, cu_ptr, num_segments, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr):
+    """Segment i owns the tiles from cu[i] // BLOCK_M + i on, which are always enough for its rows, so that a grid
+    follows from the numbers of rows and segments alone. The rows behind the last segment count as one more. BLOCK_S:
+    ends that are read at a time."""
+    started = 0
+    for base in range(0, num_segments + 1, BLOCK_S):
+        index = base + tl.arange(0, BLOCK_S)
+        begin = tl.load(cu_ptr + index, mask=index <= num_segments, other=0)
+        started += tl.sum(((begin // BLOCK_M + index <= tile) & (index <= num_segments)).to(tl.int32))
+    return started - 1
+
+
+@triton.jit
+def bounds_of(segment, cu_ptr, num_rows, num_segments):
+    """A segment's first row and its end."""
+    begin = tl.load(cu_ptr + segment)
+    inside = segment < num_segments
+    end = tl.load(cu_ptr + segment + 1, mask=inside, other=0)
+    return begin, tl.where(inside, end, num_rows)
+
+
+@triton.jit
+def _attend(
+    softmax, q, k_base, v_base, first, stop, limits, stride_k, stride_v, scale_log2,
+    D: tl.constexpr, DV: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
+    BLOCK_N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """attend_block of the keys from `first` on."""
     keys = first + tl.arange(0, BLOCK_N)
-    present = keys[:, None] < stop_key
-    columns = tl.arange(0, D1)[None, :]
+    present = keys[:, None] < stop
     k_rows = k_base + keys[:, None].to(tl.int64) * stride_k
     v_rows = v_base + keys[:, None].to(tl.int64) * stride_v
-    if MASKED:
-        k1 = tl.load(k_rows + columns, mask=present & (columns < D), other=0.0)
-    elif D1 > D:
-        k1 = tl.load(k_rows + columns, mask=columns < D, other=0.0)
-    else:
-        k1 = tl.load(k_rows + columns)
-    scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
-    if D2 > 0:
-        rest = D1 + tl.arange(0, D2)[None, :]
-        if MASKED:
-            k2 = tl.load(k_rows + rest, mask=present & (rest < D), other=0.0)
-        else:
-            k2 = tl.load(k_rows + rest, mask=rest < D, other=0.0)
-        scores = tl.dot(q2, tl.trans(k2), acc=scores, input_precision=PRECISION)
-    if MASKED:
-        scores = tl.where(keys[None, :] < row_limit[:, None], scores, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(scores, 1) * scale_log2)
-    if MASKED:
-        # A row that sees no key yet keeps -inf, and inf - inf is NaN.
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    else:
-        base = new_peak
-    weights = tl.exp2(scores * scale_log2 - base[:, None])
-    decay = tl.exp2(peak - base)
-    total = total * decay + tl.sum(weights, 1)
-    v_columns = tl.arange(0, V1)[None, :]
-    if MASKED:
-        v1 = tl.load(v_rows + v_columns, mask=present & (v_columns < DV), other=0.0)
-    elif V1 > DV:
-        v1 = tl.load(v_rows + v_columns, mask=v_columns < DV, other=0.0)
-    else:
-        v1 = tl.load(v_rows + v_columns)
-    weights = weights.to(v1.dtype)
-    acc1 = tl.dot(weights, v1, acc=acc1 * decay[:, None], input_precision=PRECISION)
-    if V2 > 0:
-        v_rest = V1 + tl.arange(0, V2)[None, :]
-        if MASKED:
-            v2 = tl.load(v_rows + v_rest, mask=present & (v_rest < DV), other=0.0)
-        else:
-            v2 = tl.load(v_rows + v_rest, mask=v_rest < DV, other=0.0)
-        acc2 = tl.dot(weights, v2, acc=acc2 * decay[:, None], input_precision=PRECISION)
-    return acc1, acc2, new_peak, total
+    return attend_block(
+        softmax, q, keys, k_rows, v_rows, present, limits, scale_log2,
+        D, DV, D1, D2, V1, V2, MASKED, MASKED, False, PRECISION,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_segments"])
@@ -124,10 +87,9 @@ def _varlen_kernel(
     BLOCK_S: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program: BLOCK_M queries of one segment and head.
+    """One program: BLOCK_M queries of one segment (segment_of_tile) and head. Rows behind the last segment are written
+    as zero.
 
-    Segment i owns the tiles from cu_q[i] // BLOCK_M + i on, which are always enough for its rows, so that the grid
-    follows from num_rows and num_segments alone. The rows behind the last segment count as one more, written as zero.
     SHORT: no segment is longer than BLOCK_M, and owns tile i alone; the further tiles share the rows behind the last.
     """
     # Heads first: the tiles without rows come last and leave no gaps among those with work.
@@ -135,16 +97,9 @@ def _varlen_kernel(
     if SHORT:
         segment = tl.minimum(tile, num_segments)
     else:
-        started = 0
-        for base in range(0, num_segments + 1, BLOCK_S):
-            index = base + tl.arange(0, BLOCK_S)
-            begin = tl.load(cu_q_ptr + index, mask=index <= num_segments, other=0)
-            started += tl.sum(((begin // BLOCK_M + index <= tile) & (index <= num_segments)).to(tl.int32))
-        segment = started - 1
-    q_begin = tl.load(cu_q_ptr + segment)
+        segment = segment_of_tile(tile, cu_q_ptr, num_segments, BLOCK_M, BLOCK_S)
+    q_begin, q_end = bounds_of(segment, cu_q_ptr, num_rows, num_segments)
     inside = segment < num_segments
-    q_end = tl.load(cu_q_ptr + segment + 1, mask=inside, other=0)
-    q_end = tl.where(inside, q_end, num_rows)
     first_row = (tile - segment) * BLOCK_M
     if not SHORT:
         first_row -= q_begin // BLOCK_M * BLOCK_M
@@ -155,20 +110,12 @@ def _varlen_kernel(
     kept = rows[:, None] < length_q
     packed = (q_begin + rows)[:, None].to(tl.int64)
     v_columns = tl.arange(0, V1)[None, :]
-    acc1 = tl.zeros((BLOCK_M, V1), tl.float32)
-    # The unused second accumulator of head dims without a rest costs nothing: it is never read.
-    acc2 = tl.zeros((BLOCK_M, V2 if V2 > 0 else 16), tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
+    softmax = no_keys(BLOCK_M, V1, V2)
     if inside:
         k_begin = tl.load(cu_k_ptr + segment)
         length_k = tl.load(cu_k_ptr + segment + 1) - k_begin
         q_rows = q_ptr + packed * stride_q + head * Q_HEAD
-        columns = tl.arange(0, D1)[None, :]
-        q1 = tl.load(q_rows + columns, mask=kept & (columns < D), other=0.0)
-        q2 = q1
-        if D2 > 0:
-            rest = D1 + tl.arange(0, D2)[None, :]
-            q2 = tl.load(q_rows + rest, mask=kept & (rest < D), other=0.0)
+        q = load_heads(q_rows, kept, D, D1, D2)
         k_base = k_ptr + k_begin.to(tl.int64) * stride_k + (head // GROUP) * K_HEAD
         v_base = v_ptr + k_begin.to(tl.int64) * stride_v + (head // GROUP) * V_HEAD
         if CAUSAL:
@@ -179,24 +126,24 @@ def _varlen_kernel(
             row_limit = tl.zeros_like(rows) + length_k
             full_stop = length_k
             stop = length_k
-        peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         full = full_stop // BLOCK_N * BLOCK_N
         for first in range(0, full, BLOCK_N):
-            acc1, acc2, peak, total = _attend_block(
-                acc1, acc2, peak, total, q1, q2, k_base, v_base, first, stop, row_limit, stride_k, stride_v, scale_log2,
+            softmax = _attend(
+                softmax, q, k_base, v_base, first, stop, row_limit, stride_k, stride_v, scale_log2,
                 D, DV, D1, D2, V1, V2, BLOCK_N, False, PRECISION,
             )  # fmt: skip
         for first in range(full, stop, BLOCK_N):
-            acc1, acc2, peak, total = _attend_block(
-                acc1, acc2, peak, total, q1, q2, k_base, v_base, first, stop, row_limit, stride_k, stride_v, scale_log2,
+            softmax = _attend(
+                softmax, q, k_base, v_base, first, stop, row_limit, stride_k, stride_v, scale_log2,
                 D, DV, D1, D2, V1, V2, BLOCK_N, True, PRECISION,
             )  # fmt: skip
-    norm = 1.0 / tl.where(total == 0.0, 1.0, total)
+    norm = 1.0 / tl.where(softmax.total == 0.0, 1.0, softmax.total)
+    kind = out_ptr.dtype.element_ty
     out_rows = out_ptr + (packed * HEADS + head) * DV
-    tl.store(out_rows + v_columns, (acc1 * norm[:, None]).to(out_ptr.dtype.element_ty), mask=kept & (v_columns < DV))
+    tl.store(out_rows + v_columns, (softmax.acc1 * norm[:, None]).to(kind), mask=kept & (v_columns < DV))
     if V2 > 0:
         v_rest = V1 + tl.arange(0, V2)[None, :]
-        tl.store(out_rows + v_rest, (acc2 * norm[:, None]).to(out_ptr.dtype.element_ty), mask=kept & (v_rest < DV))
+        tl.store(out_rows + v_rest, (softmax.acc2 * norm[:, None]).to(kind), mask=kept & (v_rest < DV))
     if SHORT:
         step = (tl.num_programs(1) - num_segments) * BLOCK_M
         for row in range(q_begin + first_row + step, tl.where(inside, 0, num_rows), step):
@@ -216,24 +163,17 @@ def varlen_attention(
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    scale: float | None = None,
     causal: bool = False,
     longest: int | None = None,
-    *,
-    tile: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
-    """models.layers.attention.varlen_attention for any head dims; rows of a head must be contiguous.
-
-    tile: queries, keys, warps and pipeline stages of one program. The default beats FlashAttention 2 inside PyTorch at
-    every measured shape (benchmarks/results/kernels/attention.json).
-    """
+    """models.layers.attention.varlen_attention for any head dims; rows of a head must be contiguous."""
     num_rows, heads, width = q.shape
     value_width = v.shape[-1]
     if q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
         raise ValueError(
             f"varlen attention: heads must be contiguous, strides {q.stride()}, {k.stride()}, {v.stride()}"
         )
-    block_m, block_n, num_warps, num_stages = tile or _tile(width, q.dtype)
+    block_m, block_n, num_warps, num_stages = _tile(width, q.dtype)
     out = torch.empty((num_rows, heads, value_width), device=q.device, dtype=q.dtype)
     segments = cu_seqlens_q.shape[0] - 1
     if num_rows == 0:
@@ -250,7 +190,7 @@ def varlen_attention(
         cu_seqlens_k,
         num_rows,
         segments,
-        (scale or width**-0.5) * LOG2_E,
+        width**-0.5 * LOG2_E,
         *row_strides(q, k, v),
         **head_sizes(q, k, v),
         HEADS=heads,
@@ -266,6 +206,8 @@ def varlen_attention(
 
 
 def _tile(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Queries, keys, warps and pipeline stages of one program. They beat FlashAttention 2 inside PyTorch at every
+    measured shape (benchmarks/results/kernels/attention.json)."""
     if dtype == torch.float32:
         return 32, 32, 4, 1
     if width > 192:

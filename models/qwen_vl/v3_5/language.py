@@ -14,14 +14,13 @@ from models.interfaces.capturable import BufferSpec
 from models.interfaces.rule import Rule, renamed
 from models.layers.block import ExpertLayout, add_and_norm, block_rules, swiglu_rules
 from models.layers.decoder import DecoderConfig, TokenDecoder, token_rules
-from models.layers.deferred_norm import Normed
 from models.layers.gated_attention import GatedAttention
 from models.layers.gated_delta import CONV_WIDTH, GatedDeltaConfig, GatedDeltaNet
 from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
-from models.layers.norms import RMSNorm, add_rms_norm
+from models.layers.norms import Normed, RMSNorm, add_rms_norm
 from models.layers.rope_scaling import scaled_frequencies
 from models.layers.rotary import rotary_cos_sin, section_axes
 

@@ -137,40 +137,25 @@ def _step_inputs_kernel(
 
 def step_inputs(slots: Tensor, network: VoxCPM2Network, state: State, page_size: int) -> StepInputs:
     """models.voxcpm2.rows.step_inputs."""
-    encoder = network.feat_encoder
-    rotary, special = (network.cos, network.sin), encoder.special_token.view(-1)
-    norm = encoder.encoder.first_norm
-    return StepInputs(*launch_step_inputs(state, slots, page_size, rotary, special, encoder.in_proj, norm))
-
-
-def launch_step_inputs(
-    state: State,
-    slots: Tensor,
-    page_size: int,
-    rotary: tuple[Tensor, Tensor],
-    special: Tensor,
-    projection: nn.Linear,
-    norm: RMSNorm,
-) -> tuple[Tensor, ...]:
-    """The fields of models.voxcpm2.rows.StepInputs, for slots int64 [rows]; advances the lengths. rotary: tables
-    float32 [positions, head_dim / 2]; special [h]; projection from D to h channels."""
+    encoder, tables = network.feat_encoder, (network.cos, network.sin)
+    special, projection, norm = encoder.special_token.view(-1), encoder.in_proj, encoder.encoder.first_norm
     rows, device = slots.shape[0], slots.device
     frames, channels = state["last_patch"].shape[1:]
-    width, half, pages = special.shape[0], rotary[0].shape[1], state["block_table"].shape[1]
+    width, half, pages = special.shape[0], network.cos.shape[1], state["block_table"].shape[1]
     tokens, normed = (
         torch.empty((rows, 1 + frames, width), device=device, dtype=state["last_patch"].dtype) for _ in range(2)
     )
     cos, sin = (torch.empty((rows, half), device=device) for _ in range(2))
     slot_mapping, seeds = (torch.empty(rows, dtype=torch.int64, device=device) for _ in range(2))
     seq_lens, steps = (torch.empty(rows, dtype=torch.int32, device=device) for _ in range(2))
-    tables = torch.empty((rows, pages), dtype=torch.int32, device=device)
-    made = (slot_mapping, tables, seq_lens, cos, sin, seeds, steps, tokens, normed)
+    block_tables = torch.empty((rows, pages), dtype=torch.int32, device=device)
+    made = (slot_mapping, block_tables, seq_lens, cos, sin, seeds, steps, tokens, normed)
     launch(
         _step_inputs_kernel,
         (rows, 1 + frames),
         slots,
         *(state[name] for name in ("active", "length", "seed", "step", "block_table", "last_patch")),
-        *rotary,
+        *tables,
         special,
         projection.weight,
         projection.bias,
@@ -189,7 +174,7 @@ def launch_step_inputs(
         BLOCK=triton.next_power_of_2(width),
         num_warps=_PROJECTION_WARPS,
     )
-    return made
+    return StepInputs(*made)
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -69,41 +70,39 @@ def _dot(a, b, acc, PRECISION: tl.constexpr):
     return tl.dot(a, b, acc=acc, input_precision="ieee" if PRECISION == "ieee" else "tf32")
 
 
+class _Signal(NamedTuple):
+    """Some channels of a row inside a kernel: x, the snake's parameters (_half_turns, _inverse_of), and the memory."""
+
+    x: Any
+    turn: Any
+    inverse: Any
+    memory: Any
+    channel: Any
+
+
 @triton.jit
-def _snake_of_past(
-    x_row, turn, inverse, memory, channel, t, alive, WIDTH: tl.constexpr, PAD: tl.constexpr, MEMORY: tl.constexpr
-):
+def _snake_of_past(signal, t, alive, WIDTH: tl.constexpr, PAD: tl.constexpr, MEMORY: tl.constexpr):
     """snake(x) at times t, or the memory's value where they lie before the row's first."""
-    x = tl.load(x_row + t[:, None] * WIDTH + channel[None, :], mask=(alive & (t >= 0))[:, None], other=0.0)
-    x = _snake(x, turn, inverse)
+    x = tl.load(signal.x + t[:, None] * WIDTH + signal.channel[None, :], mask=(alive & (t >= 0))[:, None], other=0.0)
+    x = _snake(x, signal.turn, signal.inverse)
     if MEMORY:  # noqa: SIM102 (constants first: Triton drops the branch)
         if tl.program_id(1) == 0:
-            before = memory + channel[None, :] * PAD + (t + PAD)[:, None]
+            before = signal.memory + signal.channel[None, :] * PAD + (t + PAD)[:, None]
             x += tl.load(before, mask=(alive & (t < 0))[:, None], other=0.0)
     return x
 
 
 @triton.jit
-def _move_memory(
-    x_row,
-    turn,
-    inverse,
-    memory,
-    channel,
-    WIDTH: tl.constexpr,
-    LENGTH: tl.constexpr,
-    PAD: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-):
+def _move_memory(signal, WIDTH: tl.constexpr, LENGTH: tl.constexpr, PAD: tl.constexpr, BLOCK_P: tl.constexpr):
     """The memory of one row's channels becomes the last PAD of (memory, _snake(x)); only this program reads it."""
     # In place: all reads come before the first write.
     tl.debug_barrier()
     index = tl.arange(0, BLOCK_P)
     kept = (index < PAD)[:, None]
     origin = (index + LENGTH - PAD)[:, None]
-    x = tl.load(x_row + origin * WIDTH + channel[None, :], mask=kept & (origin >= 0), other=0.0)
-    x = _snake(x, turn, inverse)
-    place = memory + channel[None, :] * PAD + index[:, None]
+    x = tl.load(signal.x + origin * WIDTH + signal.channel[None, :], mask=kept & (origin >= 0), other=0.0)
+    x = _snake(x, signal.turn, signal.inverse)
+    place = signal.memory + signal.channel[None, :] * PAD + index[:, None]
     if LENGTH < PAD:
         x = tl.where(origin < 0, tl.load(place + LENGTH, mask=kept & (origin < 0), other=0.0), x)
         tl.debug_barrier()
@@ -179,12 +178,13 @@ def _unit_kernel(
     memory = memory_ptr
     if MEMORY:
         memory += tl.load(slots_ptr + row).to(tl.int64) * stride_slot
-    h0 = _snake_of_past(x_row, turn, inverse, memory, channel, t - 6 * DILATION, alive, WIDTH, PAD, MEMORY)
-    h1 = _snake_of_past(x_row, turn, inverse, memory, channel, t - 5 * DILATION, alive, WIDTH, PAD, MEMORY)
-    h2 = _snake_of_past(x_row, turn, inverse, memory, channel, t - 4 * DILATION, alive, WIDTH, PAD, MEMORY)
-    h3 = _snake_of_past(x_row, turn, inverse, memory, channel, t - 3 * DILATION, alive, WIDTH, PAD, MEMORY)
-    h4 = _snake_of_past(x_row, turn, inverse, memory, channel, t - 2 * DILATION, alive, WIDTH, PAD, MEMORY)
-    h5 = _snake_of_past(x_row, turn, inverse, memory, channel, t - DILATION, alive, WIDTH, PAD, MEMORY)
+    signal = _Signal(x_row, turn, inverse, memory, channel)
+    h0 = _snake_of_past(signal, t - 6 * DILATION, alive, WIDTH, PAD, MEMORY)
+    h1 = _snake_of_past(signal, t - 5 * DILATION, alive, WIDTH, PAD, MEMORY)
+    h2 = _snake_of_past(signal, t - 4 * DILATION, alive, WIDTH, PAD, MEMORY)
+    h3 = _snake_of_past(signal, t - 3 * DILATION, alive, WIDTH, PAD, MEMORY)
+    h4 = _snake_of_past(signal, t - 2 * DILATION, alive, WIDTH, PAD, MEMORY)
+    h5 = _snake_of_past(signal, t - DILATION, alive, WIDTH, PAD, MEMORY)
     place = t[:, None] * WIDTH + channel[None, :]
     x = tl.load(x_row + place, mask=(alive & (t < LENGTH))[:, None], other=0.0)
     for step in range(steps):
@@ -207,7 +207,7 @@ def _unit_kernel(
         place += DILATION * WIDTH
     if MEMORY:  # noqa: SIM102 (constants first: Triton drops the branch)
         if tl.program_id(1) == 0:
-            _move_memory(x_row, turn, inverse, memory, channel, WIDTH, LENGTH, PAD, BLOCK_P)
+            _move_memory(signal, WIDTH, LENGTH, PAD, BLOCK_P)
 
 
 @triton.jit
@@ -290,9 +290,9 @@ def _samples_kernel(
     for first in tl.static_range(0, WIDTH, BLOCK_C):
         channel = first + tl.arange(0, BLOCK_C)
         alpha = tl.load(alpha_ptr + channel)[None, :]
-        turn, inverse = _half_turns(alpha), _inverse_of(alpha)
+        signal = _Signal(x_row, _half_turns(alpha), _inverse_of(alpha), memory, channel)
         for tap in tl.static_range(7):
-            x = _snake_of_past(x_row, turn, inverse, memory, channel, t - (6 - tap), here, WIDTH, 6, MEMORY)
+            x = _snake_of_past(signal, t - (6 - tap), here, WIDTH, 6, MEMORY)
             sums += x * tl.load(weight_ptr + channel * 7 + tap)[None, :]
     out = tl.sum(sums, 1) + tl.load(bias_ptr)
     # tanh by way of what cannot overflow.
@@ -304,7 +304,8 @@ def _samples_kernel(
             for first in tl.static_range(0, WIDTH, BLOCK_C):
                 channel = first + tl.arange(0, BLOCK_C)
                 alpha = tl.load(alpha_ptr + channel)[None, :]
-                _move_memory(x_row, _half_turns(alpha), _inverse_of(alpha), memory, channel, WIDTH, LENGTH, 6, 8)
+                signal = _Signal(x_row, _half_turns(alpha), _inverse_of(alpha), memory, channel)
+                _move_memory(signal, WIDTH, LENGTH, 6, 8)
 
 
 @dataclass(frozen=True)
@@ -331,7 +332,6 @@ def residual_unit(
     precision: Precision | None = None,
     *,
     unit_tile: UnitTile | None = None,
-    tile: GemmTile | None = None,
 ) -> Tensor:
     """models.voxcpm2.vae_layers.residual_unit; precision "float16" takes pointwise_weight in float16.
 
@@ -375,7 +375,7 @@ def residual_unit(
         num_warps=chosen.num_warps,
     )
     if not chosen.fused:
-        channel_gemm_op.launch(hidden, pointwise_weight, pointwise_bias, x, out, width, precision, tile)
+        channel_gemm_op.launch(hidden, pointwise_weight, pointwise_bias, x, out, width, precision)
     return out.transpose(1, 2)
 
 
@@ -389,8 +389,6 @@ def snake_upsample(
     stride: int,
     memory: Memory | None = None,
     precision: Precision | None = None,
-    *,
-    tile: GemmTile | None = None,
 ) -> Tensor:
     """models.voxcpm2.vae_layers.snake_upsample; precision "float16" takes the weight in float16. A weight
     is copied unless its input channels lie innermost in memory and its taps outermost."""
@@ -424,7 +422,7 @@ def snake_upsample(
         num_warps=4,
     )
     weight = weight.permute(2, 1, 0).contiguous().view(2, stride * out_features, width)
-    channel_gemm_op.launch(hidden, weight, bias, None, out, stride * out_features, precision, tile)
+    channel_gemm_op.launch(hidden, weight, bias, None, out, stride * out_features, precision)
     return out.transpose(1, 2)
 
 
@@ -531,21 +529,14 @@ class GemmTile:
 
 
 def channel_gemm(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    x: Tensor | None,
-    out: Tensor,
-    outputs: int,
-    precision: Precision,
-    tile: GemmTile | None = None,
+    hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor | None, out: Tensor, outputs: int, precision: Precision
 ) -> None:
     """hidden [rows, T, inputs], or with T + 1 samples if there is no x, into out of rows * T * outputs values."""
     if weight.dtype != hidden.dtype:
         raise TypeError(f"weight is {weight.dtype}, expected {hidden.dtype} for a GEMM in {precision}")
     rows, inputs = hidden.shape[0], hidden.shape[-1]
     length = hidden.shape[1] - (x is None)
-    tile = tile or gemm_tile_for(rows * length, outputs, precision)
+    tile = gemm_tile_for(rows * length, outputs, precision)
     launch(
         _product_kernel,
         (ceil(outputs / tile.outputs) * ceil(rows * length / tile.samples),),

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
+
+from models.layers.op import Op
+
+CPU = torch.device("cpu")
 
 
 def sixteen_bits(device: torch.device) -> torch.dtype:
@@ -63,3 +68,18 @@ def replayed(device: torch.device, run: Callable[[], Any]) -> Any:
         graph.replay()
         torch.cuda.synchronize()
         return outputs
+
+
+@contextmanager
+def by_kernels(device: torch.device) -> Iterator[None]:
+    """On a CPU operations run as on a GPU, with kernels in the interpreter."""
+    if device != CPU:
+        yield
+        return
+
+    def run(op: Any, *args: Any, **kwargs: Any) -> Any:
+        takes = op._takes is None or op._takes(*args, **kwargs)
+        return op.launch(*args, **kwargs) if takes else op.reference(*args, **kwargs)
+
+    with patch.object(Op, "__call__", run):
+        yield

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from models.layers.attention import paged_decode_attention, paged_prefill_attention, varlen_attention
+from models.layers.fused import rotary_dense_attention
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 from tests.support.slow import slow
 
@@ -16,12 +17,12 @@ def segments(*lengths: int) -> torch.Tensor:
     return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
 
 
-def check_varlen(q, k, v, cu_q, cu_k, scale, causal, *longest) -> None:
+def check_varlen(q, k, v, cu_q, cu_k, causal, *longest) -> None:
     """Rows behind the last segment become zero, whatever they and keys of no segment hold."""
     total = int(cu_q[-1])
-    out = replayed(q.device, lambda: varlen_attention.kernel(q, k, v, cu_q, cu_k, scale, causal, *longest))
+    out = replayed(q.device, lambda: varlen_attention.kernel(q, k, v, cu_q, cu_k, causal, *longest))
     wide = (x.nan_to_num() for x in wide_in_place(q, k, v))
-    reference = varlen_attention.reference(*wide, cu_q, cu_k, scale, causal)
+    reference = varlen_attention.reference(*wide, cu_q, cu_k, causal)
     assert not total or relative_error(out[:total], reference[:total]) < TOLERANCE[q.dtype]
     assert not out[total:].any()
 
@@ -57,7 +58,7 @@ def test_varlen_tiny(device, width, value_width, heads, kv_heads, causal) -> Non
     q = torch.randn(55, heads, width, device=device)
     k, v = torch.randn(60, kv_heads, width, device=device), torch.randn(60, kv_heads, value_width, device=device)
     k[52:], v[52:] = float("nan"), float("nan")
-    check_varlen(q, k, v, cu_q, cu_k, width**-0.5, causal)
+    check_varlen(q, k, v, cu_q, cu_k, causal)
 
 
 @pytest.mark.parametrize("padding", [slow(0), slow(1), 40, slow(200)])
@@ -67,7 +68,7 @@ def test_varlen_of_short_segments(device, lengths, padding) -> None:
     ends, total = segments(*lengths).to(device), sum(lengths)
     packed = torch.randn(total + padding, 6, 24, device=device)
     packed[total:] = float("nan")
-    check_varlen(*packed.chunk(3, dim=1), ends, ends, 0.2, False, 32)
+    check_varlen(*packed.chunk(3, dim=1), ends, ends, False, 32)
 
 
 @pytest.mark.gpu
@@ -78,7 +79,7 @@ def test_varlen_of_windows(padding, dtype) -> None:
     ends, total = segments(*lengths).to("cuda"), sum(lengths)
     packed = torch.randn(total + padding, 48, 80, device="cuda", dtype=dtype)
     packed[total:] = float("nan")
-    check_varlen(*packed.chunk(3, dim=1), ends, ends, 0.1, False, 64)
+    check_varlen(*packed.chunk(3, dim=1), ends, ends, False, 64)
 
 
 @pytest.mark.gpu
@@ -107,7 +108,7 @@ def test_varlen(width, value_width, heads, kv_heads, causal, dtype) -> None:
     k = torch.randn(rows_k, kv_heads, width, device=device, dtype=dtype)
     v = torch.randn(rows_k, kv_heads, value_width, device=device, dtype=dtype)
     q[total_q:], k[total_k:], v[total_k:] = (float("nan"),) * 3
-    check_varlen(q, k, v, cu_q, cu_k, width**-0.5, causal)
+    check_varlen(q, k, v, cu_q, cu_k, causal)
 
 
 @pytest.mark.parametrize(
@@ -244,3 +245,17 @@ def test_paged_prefill(width, value_width, heads, kv_heads, dtype) -> None:
     v_cache = k_cache[..., :value_width] if kv_heads == 1 else torch.randn_like(k_cache)
     q[rows:], k_cache[:page], v_cache[:page] = (float("nan"),) * 3
     check_prefill(q, k_cache, v_cache, tables, cu_q, seq_lens, page, len(lengths))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sequences", [2, 16, 128])
+@pytest.mark.parametrize("length", [5, 11])
+def test_local_attention_at_size(sequences, length) -> None:
+    device = torch.device("cuda")
+    qkv = torch.randn(sequences, length, 20, 128, device=device, dtype=torch.bfloat16)
+    q, k, v = qkv.split((16, 2, 2), dim=2)
+    angles = torch.rand(length, 64, device=device) * 6
+    cos, sin = angles.cos(), angles.sin()
+    out = replayed(device, lambda: rotary_dense_attention.kernel(q, k, v, cos, sin, 0))
+    reference = rotary_dense_attention.reference(*wide_in_place(q, k, v, cos, sin), 0)
+    assert relative_error(out, reference) < TOLERANCE[q.dtype]

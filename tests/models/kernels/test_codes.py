@@ -3,7 +3,6 @@ experts, against their dequantised values in float64."""
 
 from __future__ import annotations
 
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -12,18 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers import gemm as gemms
-from models.layers.deferred_norm import DeferredNorm
 from models.layers.fused import silu_mul as fused_silu_mul
 from models.layers.kernels import e4m3, gemm
 from models.layers.kernels.gemm_types import Blocks, Kind, Tile
 from models.layers.kernels.gemv import gemv
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
 from models.layers.moe import expert_places, grouped_codes
-from models.layers.norms import add_rms_norm, rms_norm
+from models.layers.norms import DeferredNorm, add_rms_norm, rms_norm
 from models.layers.op import Op
 from models.layers.quantized import COLUMNS, QuantizedWeight, Scheme, ordered
 from models.layers.quantized import quantise_rows as quantise_rows_reference
-from tests.models.kernels.checking import relative_error, replayed, sixteen_bits
+from tests.models.kernels.checking import by_kernels, relative_error, replayed, sixteen_bits
 from tests.support.slow import slow
 
 EPS = 1e-5
@@ -261,16 +259,10 @@ def test_gemv_of_inputs_that_are_no_whole_groups(device: torch.device) -> None:
     with pytest.raises(ValueError, match="192 inputs"):
         gemv(given.x, given.weight)
     expected = given.residual.double() + given.product(given.weight)
-    with patch.object(Op, "launch", side_effect=AssertionError("a kernel of ours was launched")):
-        out = replayed(device, lambda: as_on_a_gpu(gemms.gemv, given.x, given.weight, residual=given.residual))
+    launched = AssertionError("a kernel of ours was launched")
+    with by_kernels(device), patch.object(Op, "launch", side_effect=launched):
+        out = replayed(device, lambda: gemms.gemv(given.x, given.weight, residual=given.residual))
     assert relative_error(out, expected) < E4M3_LIMIT
-
-
-def as_on_a_gpu(op: Any, *args: Any, **options: Any) -> Tensor:
-    """An operation as it runs where its tensors are on a GPU."""
-    if args[0].is_cuda:
-        return op(*args, **options)
-    return op.launch(*args, **options) if op._takes(*args, **options) else op.reference(*args, **options)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 33])

@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -21,11 +19,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from models.checkpoints.registry import family_of, resolve
-from models.layers.op import Op
 from models.protocol import ChatModel, Decoder
 from models.voxcpm2.model import VoxCPM2
 from models.voxcpm2.model import load_model as load_voice
-from tests.models.kernels.checking import relative_error
+from tests.models.kernels.checking import CPU, by_kernels, relative_error
 from tests.models.voxcpm2.golden import MODES, utterance
 from tests.support.chat_golden import encode
 from tests.support.golden import GOLDEN
@@ -33,7 +30,6 @@ from tests.support.inference import no_gradients as no_gradients
 from tests.support.paged import PagedCache
 from tests.support.speech import SpeechRig
 
-CPU = torch.device("cpu")
 LIMIT = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
 _HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
 # A third layer would be called as the second one is, in towers, too. Kimi-VL's first has no experts.
@@ -113,21 +109,6 @@ def to_float16(module: nn.Module) -> None:
             tensor.data = tensor.data.half()
     for part in module.modules():
         vars(part).update({name: torch.float16 for name, value in vars(part).items() if value is torch.bfloat16})
-
-
-@contextmanager
-def by_kernels(device: torch.device) -> Iterator[None]:
-    """On a CPU operations run as on a GPU, with kernels in the interpreter."""
-    if device != CPU:
-        yield
-        return
-
-    def run(op: Any, *args: Any, **kwargs: Any) -> Any:
-        takes = op._takes is None or op._takes(*args, **kwargs)
-        return op.launch(*args, **kwargs) if takes else op.reference(*args, **kwargs)
-
-    with patch.object(Op, "__call__", run):
-        yield
 
 
 def logits_of(decoder: Decoder, prompts: Sequence[int], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:

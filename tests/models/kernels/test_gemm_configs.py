@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -13,11 +12,11 @@ import torch
 
 from benchmarks.checkpoints.published import make
 from benchmarks.kernels import choose
-from benchmarks.kernels.gemms import STACKS, Part, shape_name, variants
+from benchmarks.kernels.gemms import STACKS
 from benchmarks.kernels.offline import ARCHITECTURES
 from benchmarks.report.formatting import NAMES
 from models.checkpoints.registry import family_of, resolve
-from models.layers.kernels import e4m3, gemm, gemm_configs, gemm_tables, gemm_types, gpu
+from models.layers.kernels import e4m3, gemm, gemm_configs, gemm_types, gpu
 from models.layers.kernels.gemm_candidates import candidates
 from models.layers.kernels.gemm_configs import (
     config_for,
@@ -26,11 +25,10 @@ from models.layers.kernels.gemm_configs import (
     e4m3_tile,
     fits,
     fitted_for,
-    shared_memory_of,
     streaming_tile,
     table_of,
 )
-from models.layers.kernels.gemm_tables import FILE, SM_90, SM_90_E4M3, SM_90_E4M3_BLOCKS, SM_90_E4M3_COPIES, entries_of
+from models.layers.kernels.gemm_tables import SM_90, SM_90_E4M3, SM_90_E4M3_BLOCKS, SM_90_E4M3_COPIES
 from models.layers.kernels.gemm_types import Blocks, Choice, Shape, Tile, Variant
 from models.layers.kernels.gpu import Gpu, named
 from models.layers.quantized import GROUP, QuantizedWeight, Scheme
@@ -54,20 +52,17 @@ def operands(rows: int, inputs: int, outputs: int) -> tuple[torch.Tensor, torch.
     return x, weight
 
 
-def test_only_hopper_takes_the_table_of_the_h100(here: Gpu) -> None:
-    chosen = config_for("plain", *operands(8, 1536, 2048))
-    assert chosen == (SM_90[Shape("plain", 1536, 2048)][0].variant if here.capability == (9, 0) else None)
-
-
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("rows", [1, 64, 65, 128])
-def test_streamed_weights_fit_every_gpu(here: Gpu, rows: int, gated: bool) -> None:
-    tile = streaming_tile(rows, gated=gated)
-    assert shared_memory_of(tile, here, gated=gated) <= here.shared_memory
-    assert tile.stages >= 2
+@pytest.mark.parametrize("rows", [1, 2, 16, 64, 65, 128, 4096])
+def test_tiles_by_rule_fit_every_gpu_and_those_of_codes_take_whole_groups(here: Gpu, rows: int, gated: bool) -> None:
+    tile, of_codes = streaming_tile(rows, gated=gated), e4m3_tile(rows, gated=gated)
+    for one in (tile, of_codes):
+        assert fits(one, here, gated=gated) and one.stages >= 2
+    assert of_codes.depth % GROUP == 0
     if here.capability == (9, 0):
         few = Tile(64, 32, 128, stages=4) if gated else Tile(64, 64, 128, stages=6, swap=True)
-        assert tile == (Tile(128, 32, 128, stages=4) if rows > 64 else replace(few, rows=max(16, rows)))
+        few = replace(few, rows=16 if rows <= 16 else 64)
+        assert tile == (Tile(128, 32, 128, stages=4) if rows > 64 else few)
 
 
 def test_small_cards_have_fewer_stages_and_no_copy_engine() -> None:
@@ -121,14 +116,16 @@ def test_the_table_is_what_was_measured() -> None:
     assert choose.e4m3_copies(times) == SM_90_E4M3_COPIES
 
 
-def test_only_hopper_takes_the_table_and_a_tuned_one_leaves_it(here: Gpu) -> None:
+def test_only_hopper_takes_the_tables_and_a_tuned_one_leaves_codes_alone(here: Gpu) -> None:
+    hopper = here.capability == (9, 0)
     x, weight = e4m3_operands(8, 1536, 2048)
-    expected = SM_90_E4M3[Shape("plain", 1536, 2048, True)][0].variant if here.capability == (9, 0) else None
+    expected = SM_90_E4M3[Shape("plain", 1536, 2048, True)][0].variant if hopper else None
+    plain = SM_90[Shape("plain", 1536, 2048)][0].variant if hopper else None
     tuned = {Shape("plain", 1536, 2048): (Choice(1, 64, Variant(Tile(16, 32, 64))),)}
-    assert config_for("plain", x, weight) == expected
+    assert (config_for("plain", *operands(8, 1536, 2048)), config_for("plain", x, weight)) == (plain, expected)
     with gemm_configs.using(tuned):
         assert config_for("plain", x, weight) == expected
-    assert bool(e4m3_table_of(here)) == (here.capability == (9, 0))
+    assert bool(e4m3_table_of(here)) == hopper
 
 
 def test_codes_with_wide_groups_have_a_table_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,14 +139,6 @@ def test_codes_with_wide_groups_have_a_table_of_their_own(monkeypatch: pytest.Mo
     assert gemm.way_of("plain", x, wide).variant == variant != gemm.way_of("plain", x, narrow).variant
 
 
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("rows", [2, 16, 64, 65, 4096])
-def test_tiles_fit_every_gpu_and_take_whole_groups(here: Gpu, rows: int, gated: bool) -> None:
-    tile = e4m3_tile(rows, gated=gated)
-    assert fits(tile, here, gated=gated) and tile.stages >= 2
-    assert tile.depth % GROUP == 0
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 2, 64, 65, 300, 2048])
 def test_no_gpu_multiplies_a_whole_layer_out(here: Gpu, rows: int, kind: gemm_types.Kind) -> None:
@@ -159,16 +148,16 @@ def test_no_gpu_multiplies_a_whole_layer_out(here: Gpu, rows: int, kind: gemm_ty
     assert kernel == ("gemv" if rows == 1 else "eight_bit" if native and rows > 64 else "tiled")
 
 
-@pytest.mark.parametrize(("inputs", "outputs", "dtype"), [(192, 64, torch.bfloat16), (256, 64, torch.float32)])
-def test_what_kernels_do_not_take_is_dequantised(here: Gpu, inputs: int, outputs: int, dtype: torch.dtype) -> None:
-    assert gemm.way_of("plain", *e4m3_operands(8, inputs, outputs, dtype)).kernel == "cublas"
-
-
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [2, 64])
-def test_activations_of_few_rows_are_never_in_eight_bits(here: Gpu, rows: int, kind: gemm_types.Kind) -> None:
-    """Not even where the outputs are of no width that tiles take."""
-    assert gemm.way_of(kind, *e4m3_operands(rows, 128, 96)).kernel == "cublas"
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "dtype"),
+    [(8, 192, 64, torch.bfloat16), (8, 256, 64, torch.float32)] + [(n, 128, 96, torch.bfloat16) for n in (2, 64)],
+)
+def test_what_kernels_do_not_take_is_dequantised(
+    here: Gpu, rows: int, inputs: int, outputs: int, dtype: torch.dtype, kind: gemm_types.Kind
+) -> None:
+    """Activations of few rows are never in eight bits, not even where the outputs are of no width that tiles take."""
+    assert gemm.way_of(kind, *e4m3_operands(rows, inputs, outputs, dtype)).kernel == "cublas"
 
 
 def test_vectors_fill_the_gpu(here: Gpu) -> None:
@@ -194,72 +183,6 @@ def test_every_layer_of_the_published_models_has_a_kernel(
             kind: gemm_types.Kind = "silu_mul" if "gate_up" in where else "plain"
             for rows in (1, 2, 64, 128, 1024):
                 assert gemm.way_of(kind, *e4m3_operands(rows, inputs, outputs)).kernel != "cublas", (here, where)
-
-
-LOCDIT = STACKS[0]
-
-
-def row(shape: str, variant: str, us: float) -> dict[str, object]:
-    return {"shape": shape, "variant": variant, "median_us": us}
-
-
-def results(folder: Path, fastest: dict[tuple[str, int], Variant], stacks: dict[str, dict[str, float]]) -> None:
-    """gemms.json and routed.json: 10 us by the rules, 9 for the variants named, 11 for all others."""
-    rows = []
-    for stack in STACKS:
-        for part in stack.parts:
-            for count in stack.rows:
-                shape = shape_name(stack, part, count)
-                rows.append(row(shape, "rules", 10.0))
-                for variant in variants(part, count):
-                    rows.append(row(shape, str(variant), 9.0 if fastest.get((part.name, count)) == variant else 11.0))
-    (folder / "gemms.json").write_text(json.dumps({"rows": rows}))
-    rows = [row(shape, name, us) for shape, times in stacks.items() for name, us in times.items()]
-    (folder / "routed.json").write_text(json.dumps({"rows": rows}))
-
-
-def final(folder: Path) -> choose.Routes:
-    return choose.final(choose.read(folder, "gemms"), choose.read(folder, "routed"))
-
-
-def every_stack(times: dict[str, float]) -> dict[str, dict[str, float]]:
-    return {f"{stack.name}, {rows} rows": times for stack in STACKS[:-1] for rows in stack.rows}
-
-
-def part(name: str) -> Part:
-    return next(one for one in LOCDIT.parts if one.name == name)
-
-
-def test_the_table_of_the_fastest_stack_is_kept_row_by_row(tmp_path: Path) -> None:
-    gate_up = Variant(Tile(128, 128, 64, 8, 3))
-    down = Variant(Tile(64, 64, 128, 4, 4), deferred=True)
-    fastest = {("gate_up", 176): gate_up, ("gate_up", 352): gate_up, ("down", 352): down}
-    stacks = every_stack({"rules": 100.0, "split": 101.0, "deferred": 102.0})
-    stacks["locdit, 176 rows"] = {"rules": 100.0, "split": 90.0, "deferred": 95.0}
-    stacks["locdit, 352 rows"] = {"rules": 100.0, "split": 90.0, "deferred": 80.0}
-    results(tmp_path, fastest, stacks)
-    found = final(tmp_path)
-    assert found[Shape("silu_mul", 1024, 4096)] == (Choice(129, 176, gate_up), Choice(177, 352, gate_up))
-    assert found[Shape("add_norm", 4096, 1024)] == (Choice(177, 352, down),)
-    # A consumer of a deferred norm has a variant even where the rules were faster.
-    assert [choice.least for choice in found[Shape("plain", 1024, 2560)]] == [177]
-
-
-def test_the_table_is_written_as_it_reads(tmp_path: Path) -> None:
-    found = {
-        Shape("silu_mul", 1024, 4096): (Choice(129, 176, Variant(Tile(64, 64, 64, 4, 4, tma=True))),),
-        Shape("add_norm", 4096, 1024): (
-            Choice(129, 176, Variant(Tile(16, 64, 64, 4, 4, swap=True), split=4)),
-            Choice(177, 352, Variant(Tile(64, 64, 64), deferred=True)),
-        ),
-    }
-    path = tmp_path / "tables.json"
-    path.write_text(FILE.read_text())
-    for table in (found, {}, found):
-        choose.write(path, shapes=entries_of(table))
-        written = json.loads(path.read_text())
-        assert repr(gemm_tables.table_of(written.pop("shapes"))) == repr(table)
-        assert written == {key: rows for key, rows in json.loads(FILE.read_text()).items() if key != "shapes"}
 
 
 def test_choices_of_prefills_change_at_powers_of_two() -> None:

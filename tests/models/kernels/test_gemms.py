@@ -11,15 +11,12 @@ from torch import Tensor
 
 from models.layers import block
 from models.layers.block import BlockConfig, run_blocks
-from models.layers.deferred_norm import VectorNorm
 from models.layers.fused import silu_mul
-from models.layers.gemm import gemm as plain_gemm
 from models.layers.kernels import gemm, gemm_configs, persistent_gemm
-from models.layers.kernels.gemm import vocabulary_tile
 from models.layers.kernels.gemm_types import Tile
 from models.layers.kernels.gpu import INTERPRETER, Gpu
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
-from models.layers.norms import add_rms_norm, rms_norm
+from models.layers.norms import VectorNorm, add_rms_norm, rms_norm
 from models.voxcpm2.stack import Stack
 from tests.models.kernels.checking import relative_error, replayed, sixteen_bits, wide_in_place
 from tests.support.slow import slow
@@ -216,22 +213,15 @@ def test_logits_of_few_rows(device: torch.device, rows: int, monkeypatch: pytest
     monkeypatch.setattr(gemm, "_VOCABULARY", outputs)
     kind = sixteen_bits(device)
     x, weight = (torch.randn(n, 128, device=device).to(kind) for n in (rows, outputs))
-    tile = vocabulary_tile(x, weight)
-    assert tile is not None
-    assert tile.rows >= rows
-    assert relative_error(tiled_gemm(x, weight, None, tile), x.double() @ weight.double().T) < LIMIT
-    assert vocabulary_tile(x.repeat(33, 1), weight) is None
-    assert vocabulary_tile(x, weight[:-1]) is None
+    way = gemm.vocabulary("plain", x, weight)
+    assert way is not None and way.tile is not None
+    assert way.tile.rows >= rows
+    assert relative_error(tiled_gemm(x, weight, None, way.tile), x.double() @ weight.double().T) < LIMIT
+    assert gemm.vocabulary("plain", x.repeat(33, 1), weight) is None
+    assert gemm.vocabulary("plain", x, weight[:-1]) is None
 
 
 H100, A100, B200 = INTERPRETER, Gpu("A100", (8, 0), 163 << 10, 108), Gpu("B200", (10, 0), 227 << 10, 148)
-
-
-def operands(device: torch.device, rows: int, inputs: int, outputs: int) -> tuple[torch.Tensor, ...]:
-    """x whose rows are not contiguous, weight and bias."""
-    dtype = sixteen_bits(device)
-    x, weight = torch.randn(rows, 2 * inputs, device=device), torch.randn(2 * outputs, inputs, device=device)
-    return x.to(dtype)[:, inputs:], (weight * inputs**-0.5).to(dtype), torch.randn(2 * outputs, device=device).to(dtype)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -241,11 +231,11 @@ def test_one_program_takes_tile_after_tile(
 ) -> None:
     small = dataclasses.replace(persistent_gemm.current_gpu(), num_sms=2)
     monkeypatch.setattr(persistent_gemm, "current_gpu", lambda: small)
-    x, weight, offset = operands(device, rows, 128, 256)
-    given = (x, weight, offset) if bias else (x, weight)
-    out = replayed(device, lambda: persistent_gemm.persistent_gemm(*given))
-    x, weight, *rest = wide_in_place(*given)
-    assert relative_error(out, plain_gemm(x, weight, rest[0] if rest else None, "silu_mul")) < LIMIT
+    given = Operands(device, rows, 128, 256)
+    offset = given.gate_up_bias if bias else None
+    out = replayed(device, lambda: persistent_gemm.persistent_gemm(given.x, given.gate_up, offset))
+    product = given.gate_up_product + (given.gate_up_bias.double() if bias else 0.0)
+    assert relative_error(out, silu_mul.reference(product)) < LIMIT
 
 
 @pytest.mark.gpu
@@ -254,12 +244,12 @@ def test_one_program_takes_tile_after_tile(
     [(span[1] - 24, *shape) for shape, spans in persistent_gemm.SM_90_PERSISTENT.items() for span in spans],
 )
 def test_persistent_programs_at_size(rows: int, inputs: int, outputs: int) -> None:
-    x, weight, bias = operands(torch.device("cuda"), rows, inputs, outputs)
+    given = Operands(torch.device("cuda"), rows, inputs, outputs)
     if torch.cuda.get_device_capability() == (9, 0):
-        assert gemm.way_of("silu_mul", x, weight).kernel == "persistent"
+        assert gemm.way_of("silu_mul", given.x, given.gate_up).kernel == "persistent"
+    x, weight, bias = given.x, given.gate_up, given.gate_up_bias
     out = replayed(x.device, lambda: persistent_gemm.persistent_gemm(x, weight, bias))
-    x, weight, bias = wide_in_place(x, weight, bias)
-    assert relative_error(out, plain_gemm(x, weight, bias, "silu_mul")) < LIMIT
+    assert relative_error(out, silu_mul.reference(given.gate_up_product + bias.double())) < LIMIT
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import numpy as np
@@ -12,14 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.layers.block import BlockConfig
-from models.layers.deferred_norm import DeferredNorm
 from models.layers.gemm import gemm, gemm_add_norm
 from models.layers.kernels import gemm_configs, gpu
 from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
-from models.layers.lora import TILE_UNITS, GemmLora, LoraLayer, LoraPair, LoraRows, StackLora, add_lora, rows_arrays
-from models.voxcpm2.stack import Stack
+from models.layers.lora import TILE_UNITS, GemmLora, LoraPair, LoraRows, add_lora, rows_arrays
+from models.layers.norms import DeferredNorm
 from tests.models.kernels.checking import relative_error, replayed, sixteen_bits, upcast
 from tests.support.slow import slow
 
@@ -277,38 +274,3 @@ def test_adapters_of_any_batch_by_any_kernel(device: torch.device, slots: list[i
         assert torch.equal(given.residual, before)
     reference = gemm_add_norm.reference(*operands)
     assert all(relative_error(out, one) < LIMIT for out, one in zip(reference, given.sum_and_norm(), strict=True))
-
-
-@pytest.mark.parametrize("deferred", [slow(True, id="deferred"), slow(False, id="split")])
-def test_a_stack_whose_gemms_add_adapters(device: torch.device, deferred: bool) -> None:
-    """Its last layer keeps 4 of 11 rows of a unit. Against the same weights in float64, and units one by one."""
-    kind, slots = sixteen_bits(device), [-1, 0, 0, 2, 4]
-    stack = Stack(BlockConfig(128, 128, 2, 1, 64, EPS), 3).to(device, kind).requires_grad_(False)
-    for name, parameter in stack.named_parameters():
-        if name.endswith("norm.weight"):
-            parameter.copy_(torch.rand(parameter.shape) + 0.5)
-    layers = [
-        LoraLayer(pair_of(device, kind, 128, (128, 64, 64), 16), pair_of(device, kind, 128, (128,), 16))
-        for _ in range(3)
-    ]
-    x, rows = torch.randn(len(slots), 11, 128, device=device).to(kind), rows_of(slots, device)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        return q + v.mean(1, keepdim=True).repeat(1, 1, 2, 1)
-
-    tile = FUSED_TILES[0]
-    choices = {
-        Shape("plain", 128, 256): (Choice(1, 200, Variant(tile)),),
-        Shape("add_norm", 128, 128): (Choice(1, 200, Variant(tile, 1 if deferred else 2, deferred)),),
-        Shape("silu_mul", 128, 128): (Choice(1, 200, Variant(tile)),),
-    }
-    with gemm_configs.using(choices):
-        given = x.clone()
-        out = replayed(device, lambda: stack(given, attend, slice(7, 11), lora=StackLora(layers, rows)))
-        assert torch.equal(given, x)
-    wide_layers = [LoraLayer(*(LoraPair(*upcast(p.a, p.b), p.widths) for p in (one.qkv, one.out))) for one in layers]
-    double = copy.deepcopy(stack).to("cpu", torch.float64)
-    for unit, slot in enumerate(slots):
-        alone = StackLora(wide_layers, rows_of([slot], torch.device("cpu")))
-        expected = double(upcast(x[unit : unit + 1])[0], attend, slice(7, 11), lora=alone)
-        assert relative_error(out[unit : unit + 1], expected) < 2 * LIMIT

@@ -48,7 +48,7 @@ from models.layers.rotary import rotary_cos_sin, rotate_and_cache
 from models.voxcpm2.kernels import step, vae
 from models.voxcpm2.vae_layers import channel_gemm, residual_unit, snake_samples, snake_upsample
 from service.engine.chat import step_kernels
-from tests.models.kernels.checking import poisoned_allocations, relative_error
+from tests.models.kernels.checking import poisoned_allocations, relative_error, replayed
 from tests.support.slow import slow
 
 TILE = Tile(16, 32, 32, warps=4, stages=2)
@@ -89,8 +89,8 @@ def ints(values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.tensor(values, dtype=dtype, device=Draw.device)
 
 
-def rotary(half: int = 8) -> tuple[Tensor, Tensor]:
-    angles = rand(4, half)
+def rotary(half: int = 8, rows: int = 4) -> tuple[Tensor, Tensor]:
+    angles = rand(rows, half)
     return angles.cos(), angles.sin()
 
 
@@ -292,6 +292,13 @@ CASES: dict[str, Callable[[], Any]] = {
     ),
     "rms_norm": lambda: rms_norm.launch(faint(3, w(96)), rand(w(96)), EPS),
     "add_rms_norm": lambda: add_rms_norm.launch(faint(3, w(96)), faint(3, w(96)), rand(w(96)), EPS),
+    # The kept rows of every sequence: a view with gaps.
+    "add_rms_norm of rows with gaps": lambda: add_rms_norm.launch(
+        rand(3, 4, 32), rand(3, 11, 32)[:, 7:11], rand(32), EPS
+    ),
+    "add_rms_norm of rows the other way round": lambda: add_rms_norm.launch(
+        rand(11, 3, 32), rand(3, 11, 32).transpose(0, 1), rand(32), EPS
+    ),
     "rms_norm rounded once": lambda: rms_norm.launch(half(3, w(96)), rand(w(96)), EPS),
     "gemv rounded once": lambda: gemv.launch(half(1, w(96)), half(16, w(96)), norm=(rand(w(96)), EPS)),
     "silu_mul": lambda: silu_mul.launch(rand(3, w(64))),
@@ -327,15 +334,21 @@ CASES: dict[str, Callable[[], Any]] = {
     "latent": cached_latent,
     "latent in place": kept_latent,
     "keys of heads": lambda: head_keys.launch(rand(4, 3, 40), rand(4, 16), 24),
-    "logits of a router": lambda: router_logits.launch(half(40, w(64)), rand(12, w(64))).sum(0),
+    "logits of a router": lambda: router_logits.launch(half(40, w(208))[:, 8:], rand(12, w(208) - 8)).sum(0),
     "rotate_and_cache": cached,
     "rotate_and_cache with QK norm": lambda: cached(norm=True),
     "rotate_and_cache in part": cached_in_part,
     "dense attention": lambda: rotary_dense_attention.launch(
         rand(2, 4, 4, 16), rand(2, 4, 2, 16), rand(2, 4, 2, 16), *rotary()
     ),
+    "dense attention of the last queries, in parts of a group": lambda: rotary_dense_attention.launch(
+        rand(2, 11, 16, 16)[:, 2:], rand(2, 11, 2, 16), rand(2, 11, 2, 16), *rotary(rows=11), 2
+    ),
+    "dense attention of odd heads": lambda: rotary_dense_attention.launch(
+        rand(2, 5, 4, 12), rand(2, 5, 2, 12), rand(2, 5, 2, 12), *rotary(6, 5)
+    ),
     "ragged attention": lambda: varlen_attention.launch(
-        rand(7, 4, 16), rand(7, 2, 16), rand(7, 2, 16), *[ints([0, 3, 3, 7], torch.int32)] * 2, 0.25, True
+        rand(7, 4, 16), rand(7, 2, 16), rand(7, 2, 16), *[ints([0, 3, 3, 7], torch.int32)] * 2, True
     ),
     "decode attention": lambda: decoded(current_kv=False),
     "decode attention with the current step's keys": lambda: decoded(current_kv=True),
@@ -391,3 +404,25 @@ def test_kernels_compute_what_their_references_do(
         exact = 2e-6 if out.dtype not in (torch.float16, torch.bfloat16) else 4e-3
         assert relative_error(out, reference) < (2e-2 if out.dtype == torch.bfloat16 else exact)
     assert heard or device.type == "cuda"  # A GPU may choose cuBLAS.
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_table_rows_are_rounded_as_their_reference_rounds(device, dtype) -> None:
+    """Products and sums of these numbers are exact in float32, in any order. The interpreter cuts bfloat16."""
+    x = torch.randn(7, 1152, device=device).to(dtype)
+    table = (torch.randint(-127, 128, (9, 1152), device=device) / 16).to(dtype)
+    places = torch.randint(0, 9, (7, 4), dtype=torch.int32, device=device)
+    weights = torch.randint(0, 65, (7, 4), device=device) / 64
+
+    def add() -> torch.Tensor:
+        total = x * 1
+        add_table_rows.kernel(total, table, places, weights)
+        return total
+
+    expected = x.cpu().clone()
+    add_table_rows.reference(expected, table.cpu(), places.cpu(), weights.cpu())
+    out = replayed(device, add).cpu()
+    if dtype == torch.float16 or device.type == "cuda":
+        assert torch.equal(out, expected)
+    else:
+        assert relative_error(out, expected) < 8e-3

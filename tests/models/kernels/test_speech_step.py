@@ -14,11 +14,10 @@ from models.layers.adapters import Lora, LoraBank, LoraLayout
 from models.layers.fused import quantize
 from models.layers.lora import LoraRows, rows_arrays
 from models.protocol import RESULT_FLAGS
-from models.voxcpm2.kernels.step import FlowTokens, settle
+from models.voxcpm2.kernels.step import settle
 from models.voxcpm2.model import VoxCPM2, load_model
 from models.voxcpm2.patch import make_patch
 from models.voxcpm2.rows import step_inputs
-from models.voxcpm2.solver import guided_euler_step
 from tests.models.kernels.checking import relative_error, replayed, sixteen_bits
 from tests.models.voxcpm2.golden import DIRECTORY
 from tests.support.slow import slow
@@ -126,47 +125,6 @@ def replayed_once(state: State, device: torch.device, run):
         return run()
 
     return replayed(device, restored)
-
-
-@pytest.mark.parametrize("rows", ["padded", slow("one"), slow("more"), slow("first")])
-@torch.inference_mode()
-def test_tokens_through_a_solve(device: torch.device, dtype: torch.dtype, rows: str) -> None:
-    """Velocities are random: those of the network would carry each rounding on."""
-    model = voice(device, dtype)
-    solver = model.solver(4)
-    dit, frames = solver.dit, model.patch_shape[0]
-    state, slots = random_state(model, device), torch.tensor(ROWS[rows], device=device)
-    count, exact = len(slots), dtype == torch.float32
-    noise = torch.randn(count, *model.patch_shape[::-1], device=device)
-    mu = torch.randn(2, count, dit.in_proj.out_features, device=device).to(dtype)
-    velocities = torch.randn(len(solver.schedule.step_sizes), 2 * count, *model.patch_shape, device=device).to(dtype)
-    steps = list(zip(velocities[:-1], solver.schedule.step_sizes[:-1], solver.time_table[1:], strict=True))
-
-    def ours() -> list[tuple[Tensor, Tensor, Tensor]]:
-        flow = FlowTokens(state, slots, dit.cond_proj, dit.in_proj, dit.decoder.first_norm)
-        flow.start(noise, mu[0], mu[1], solver.time_table[0])
-        seen = [(flow.x, flow.tokens.clone(), flow.normed.clone())]
-        for velocity, width, time in steps:
-            flow.advance(velocity, width, time)
-            seen.append((flow.x, flow.tokens.clone(), flow.normed.clone()))
-        return seen
-
-    previous, cfg = state["last_patch"][slots], state["cfg"][slots].to(dtype)
-    x = (noise.to(dtype) * state["temperature"][slots].to(dtype)[:, None, None]).transpose(1, 2)
-    time, halves = solver.time_table[0], torch.stack((mu.transpose(0, 1), torch.zeros_like(mu.transpose(0, 1))), 1)
-    for at, (our_x, tokens, normed) in enumerate(replayed(device, ours)):
-        if at:
-            velocity, width, time = steps[at - 1]
-            a_then_b = velocity.unflatten(0, (count, 2)).transpose(0, 1).flatten(0, 1)
-            x = guided_euler_step(x, a_then_b, cfg, width)
-        nearly(our_x, x, exact)
-        # From one patch on: a rounding is seen once.
-        x = our_x
-        rest = torch.cat((time.expand(count, 1, -1), dit.cond_proj(previous), dit.in_proj(x)), dim=1)
-        expected = torch.cat((halves, rest[:, None].expand(-1, 2, -1, -1)), dim=2).flatten(0, 1)
-        assert expected.shape[1] == 3 + 2 * frames
-        nearly(tokens, expected, exact)
-        nearly(normed, dit.decoder.first_norm(tokens), exact)
 
 
 PATCHES = [(4, rows, ()) if rows == "padded" else slow(4, rows, ()) for rows in ROWS]

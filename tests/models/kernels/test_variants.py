@@ -94,14 +94,20 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[Any, ...]]]:
     yield found
 
 
-@pytest.mark.parametrize("case", [case if case in QUICK else slow(case) for case in CASES])
-def test_powers_of_two_of_rows_meet_every_variant(case: str, variants: set[tuple[Any, ...]]) -> None:
+def warmed_variants(case: str, variants: set[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
+    """Those that powers of two of rows ask for, once no other number of rows has asked for more."""
     for rows in powers_of_two(MOST_ROWS):
         CASES[case](rows)
     warmed = set(variants)
     for rows in range(1, MOST_ROWS):
         CASES[case](rows)
         assert variants == warmed, f"{rows} rows: {variants - warmed}"
+    return warmed
+
+
+@pytest.mark.parametrize("case", [case if case in QUICK else slow(case) for case in CASES])
+def test_powers_of_two_of_rows_meet_every_variant(case: str, variants: set[tuple[Any, ...]]) -> None:
+    warmed = warmed_variants(case, variants)
     # Adapters in GEMMs: all of two stacks, and half of them as they are without adapters.
     assert len(warmed) <= (72 if case.endswith("in GEMMs") else 32), f"{len(warmed)} variants to compile"
 
@@ -112,7 +118,7 @@ def test_powers_of_two_of_rows_meet_every_variant(case: str, variants: set[tuple
     "case", ["Qwen2-VL-2B", "VoxCPM2 language model", "VoxCPM2 local encoder", "VoxCPM2 local decoder"]
 )
 def test_powers_of_two_of_rows_meet_every_choice_of_a_table(
-    case: str, deferred: bool, variants: set[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+    case: str, deferred: bool, variants: set[tuple[Any, ...]]
 ) -> None:
     """Of one with another variant for each number of rows."""
     table: dict[Shape, tuple[Choice, ...]] = {}
@@ -124,12 +130,7 @@ def test_powers_of_two_of_rows_meet_every_choice_of_a_table(
                 choices.append(Choice(*measured.span(rows), found[index % len(found)]))
             table[Shape(part.kind, part.inputs, part.outputs)] = tuple(choices)
     with gemm_configs.using(table):
-        for rows in powers_of_two(MOST_ROWS):
-            CASES[case](rows)
-        warmed = set(variants)
-        for rows in range(1, MOST_ROWS):
-            CASES[case](rows)
-            assert variants == warmed, f"{rows} rows: {variants - warmed}"
+        warmed_variants(case, variants)
 
 
 @pytest.mark.slow

@@ -8,19 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.checkpoints.checkpoint import fill_random
-from models.layers.attention import cached_attention, dense_attention, paged_decode_attention, varlen_attention
-from models.layers.gated_attention import GatedAttention
-from models.layers.kv_cache import CacheSpec, PagedBatch
-from models.layers.mla import LatentAttention, LatentAttentionConfig, half_split_rows
-from models.layers.mlp import SwiGLU
-from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
+from models.layers.attention import cached_attention, paged_decode_attention, varlen_attention
+from models.layers.kv_cache import CacheSpec
+from models.layers.mla import LatentAttention, LatentAttentionConfig
 from models.layers.norms import RMSNorm, rms_norm
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin, rotate_half_split
 from tests.support.paged import PagedCache
-from tests.support.rotation import rotate_interleaved
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None) -> Tensor:
@@ -73,17 +69,6 @@ def test_varlen_matches_naive(
         expected = naive(q[rows], k[keys], v[keys], causal=causal)
         torch.testing.assert_close(out[rows].double(), expected, atol=1e-5, rtol=1e-5)
         start_q, start_k = start_q + length, start_k + key_length
-
-
-def test_varlen_over_several_query_blocks_and_scale() -> None:
-    torch.manual_seed(0)
-    lengths = [1500, 3, 700]
-    q, k, v = (torch.randn(sum(lengths), 1, 4) for _ in range(3))
-    out = varlen_attention(q, k, v, cu(lengths), cu(lengths), scale=0.3)
-    rows = slice(1500, 1503)
-    torch.testing.assert_close(out[rows].double(), naive(q[rows], k[rows], v[rows], scale=0.3), atol=1e-5, rtol=1e-5)
-    probe = naive(q[1100:1101], k[:1500], v[:1500], scale=0.3)
-    torch.testing.assert_close(out[1100:1101].double(), probe, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("page_size", [4, 16])
@@ -139,14 +124,6 @@ def test_cached_attention_of_decode_rows_and_chunked_prefills(rotate: bool) -> N
         torch.testing.assert_close(torch.cat(got[name]).double(), naive(q, k, v, causal=True), atol=1e-5, rtol=1e-5)
 
 
-def test_dense_matches_naive() -> None:
-    torch.manual_seed(3)
-    q, k, v = torch.randn(3, 5, 4, 8), torch.randn(3, 5, 2, 8), torch.randn(3, 5, 2, 8)
-    out = dense_attention(q, k, v)
-    for index in range(3):
-        torch.testing.assert_close(out[index].double(), naive(q[index], k[index], v[index]), atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("pictures", [1, 8])
 def test_a_picture_costs_the_same_in_a_batch(pictures: int) -> None:
     """Pairs of rows of different pictures are not computed."""
@@ -159,50 +136,11 @@ def test_a_picture_costs_the_same_in_a_batch(pictures: int) -> None:
     assert [call.input_shapes[0] for call in calls] == [[1, heads, patches, width]] * pictures
 
 
-HIDDEN, HEADS, KV_HEADS, WIDTH, ROTATED, EPS = 24, 4, 2, 16, 4, 1e-6
+EPS = 1e-6
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight
-
-
-def rotated(x: Tensor) -> Tensor:
-    """The first ROTATED values of each head [rows, heads, WIDTH] by its row's number."""
-    out = x.clone()
-    for row in range(len(x)):
-        for j in range(ROTATED // 2):
-            angle = torch.tensor(row / 100.0 ** (2 * j / ROTATED), dtype=torch.float64)
-            a, b = x[row, :, j], x[row, :, j + ROTATED // 2]
-            out[row, :, j] = a * angle.cos() - b * angle.sin()
-            out[row, :, j + ROTATED // 2] = b * angle.cos() + a * angle.sin()
-    return out
-
-
-def test_gated_attention() -> None:
-    rows = 7
-    layer = GatedAttention(HIDDEN, HEADS, KV_HEADS, WIDTH, EPS).requires_grad_(False)
-    fill_random(layer, 0)
-    x = torch.randn(rows, HIDDEN)
-    caches = [CacheSpec({"k": (KV_HEADS, WIDTH), "v": (KV_HEADS, WIDTH)}).allocate(2, 16, x.device, x.dtype)]
-    bounds = torch.tensor([0, rows], dtype=torch.int32)
-    batch = PagedBatch(caches, 16, 16 + torch.arange(rows), cu_seqlens_q=bounds, cu_seqlens_k=bounds)
-    rotary = rotary_cos_sin(torch.arange(rows), inverse_frequencies(ROTATED, 100.0))
-    out = layer(x, rotary, 0, batch)
-
-    q_and_gate, k, v = (x.double() @ layer.qkv.weight.double().T).split(
-        [2 * HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH], dim=1
-    )
-    q, gate = q_and_gate.view(rows, HEADS, 2, WIDTH).unbind(2)
-    q = rotated(normed(q, layer.q_norm.weight.double()))
-    k = rotated(normed(k.view(rows, KV_HEADS, WIDTH), layer.k_norm.weight.double()))
-    v = v.view(rows, KV_HEADS, WIDTH)
-    expected = torch.zeros(rows, HEADS, WIDTH, dtype=torch.float64)
-    for row in range(rows):
-        for head in range(HEADS):
-            shared = head // (HEADS // KV_HEADS)
-            weights = torch.softmax(k[: row + 1, shared] @ q[row, head] / WIDTH**0.5, dim=0)
-            expected[row, head] = weights @ v[: row + 1, shared] / (1 + torch.exp(-gate[row, head]))
-    torch.testing.assert_close(out.double(), expected.flatten(1), rtol=0, atol=1e-6)
 
 
 def test_a_float32_weight_multiplies_before_the_only_rounding() -> None:
@@ -212,16 +150,6 @@ def test_a_float32_weight_multiplies_before_the_only_rounding() -> None:
     expected = normed(x.double(), weight.double()).bfloat16()
     assert torch.equal(rms_norm(x, weight, EPS), expected)
     assert not torch.equal(rms_norm(x, weight.bfloat16(), EPS), expected)
-
-
-def test_the_shared_expert_has_its_gate() -> None:
-    shared, gate = SwiGLU(HIDDEN, 16), nn.Linear(HIDDEN, 1, bias=False)
-    layer = MixtureOfExperts(SoftmaxRouter(HIDDEN, 4, 2), Experts(4, HIDDEN, 8), shared, gate).requires_grad_(False)
-    fill_random(layer, 0)
-    x = torch.randn(5, HIDDEN)
-    routed = MixtureOfExperts(layer.router, layer.experts)(x)
-    expected = routed + shared(x) / (1 + torch.exp(-gate(x)))
-    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-6)
 
 
 CONFIG = LatentAttentionConfig(hidden_size=48, num_heads=3, rank=20, nope_dim=12, rope_dim=8, value_dim=10)
@@ -271,19 +199,3 @@ def test_prefill_against_float64(scale: float) -> None:
     scores = scores.masked_fill(torch.ones(11, 11).triu(1).bool(), -torch.inf)
     attended = torch.einsum("hqk,khv->qhv", scores.softmax(-1), up[..., CONFIG.nope_dim :])
     assert (actual.double() - exact.out(attended.flatten(1))).abs().max() < 2e-5
-
-
-def test_half_split_order_keeps_scores() -> None:
-    weight = torch.randn(2 * (5 + 8), 16, generator=torch.Generator().manual_seed(5))
-    permuted = weight.clone()
-    half_split_rows(permuted, head_rows=13, rope_rows=8)
-    x = torch.randn(6, 16, generator=torch.Generator().manual_seed(6))
-    cos, sin = _rotary(0, 6)
-    before = (x @ weight.T).view(6, 2, 13)
-    after = (x @ permuted.T).view(6, 2, 13)
-    assert torch.equal(before[..., :5], after[..., :5])
-    interleaved = rotate_interleaved(before[..., 5:], cos, sin)
-    halves = rotate_half_split(after[..., 5:], cos, sin)
-    torch.testing.assert_close(
-        torch.einsum("qhd,khd->hqk", interleaved, interleaved), torch.einsum("qhd,khd->hqk", halves, halves)
-    )

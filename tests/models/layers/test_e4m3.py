@@ -132,11 +132,18 @@ def layer_of(inputs: int, outputs: int, device: str) -> torch.nn.Module:
 
 @pytest.mark.parametrize(
     ("sizes", "device", "kept"),
-    [((8960, 1536), "meta", True), ((1536, 17920), "meta", False), ((8960, 1536), "cpu", False)],
+    [
+        *(((8960, 1536), "meta", True), ((1536, 17920), "meta", False)),
+        *(((8960, 1536), "cpu", False), ((8960, 1536), "cuda", False)),
+    ],
 )
-def test_measured_layers_keep_a_copy_in_16_bits(sizes: tuple[int, int], device: str, kept: bool) -> None:
-    """The meta device is one of a dry run, whose GPU may be any. On a CPU the copy would only cost memory."""
-    owner = layer_of(*sizes, device)
+def test_measured_layers_keep_a_copy_in_16_bits(
+    sizes: tuple[int, int], device: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The meta device is one of a dry run, whose GPU may be any. On a CPU the copy would only cost memory, and this GPU
+    was not measured."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    owner = layer_of(*sizes, "meta" if device == "cuda" else device)
     keep_copies(owner, torch.device(device), torch.bfloat16)
     weight = owner[0].weight  # type: ignore[index]
     assert (weight.copy is not None) == kept
@@ -144,10 +151,3 @@ def test_measured_layers_keep_a_copy_in_16_bits(sizes: tuple[int, int], device: 
         assert weight.copy.shape == weight.shape and weight.copy.dtype == torch.bfloat16
         assert for_rows(weight, weight.copy_from) is weight.copy
         assert for_rows(weight, weight.copy_from - 1) is weight
-
-
-def test_only_the_gpu_that_was_measured_keeps_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    owner = layer_of(8960, 1536, "meta")
-    keep_copies(owner, torch.device("cuda", 0), torch.bfloat16)
-    assert owner[0].weight.copy is None  # type: ignore[index]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from models.layers.gemm import gemm_add_norm, lay_out_for_host
 from models.layers.norms import RMSNorm, add_rms_norm, rms_norm
+from models.layers.packed import widen_inputs
 
 EPS = 1e-5
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-13}
@@ -64,3 +65,12 @@ def test_layout_for_gemms() -> None:
     lay_out_for_host(module)
     assert all(torch.equal(x, y) for x, y in zip(module.parameters(), before, strict=True))
     assert (module[0].weight.stride(), module[2].weight.stride()) == ((1, 10), (10, 1))
+
+
+def test_widened_inputs_read_zeros() -> None:
+    linear = nn.Linear(10, 3).requires_grad_(False)
+    x = torch.randn(4, 10)
+    expected = linear(x)
+    widen_inputs(linear, 8)
+    assert linear.in_features == 16 and linear.weight.shape == (3, 16)
+    torch.testing.assert_close(linear(nn.functional.pad(x, (0, 6))), expected)

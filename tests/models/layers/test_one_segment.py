@@ -11,15 +11,7 @@ from torch import Tensor
 from models.interfaces.capturable import EXACT
 from models.layers import dense_segments
 from models.layers.attention import varlen_attention
-from models.layers.dense_segments import (
-    attend_lengthened,
-    attend_packed,
-    dense_buckets,
-    exact_buckets,
-    far,
-    lengthen,
-    one_segment_buckets,
-)
+from models.layers.dense_segments import attend_lengthened, attend_packed, dense_buckets, far
 from models.layers.packed import rotate_packed
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 from tests.support.one_segment import allow_one_segment
@@ -48,7 +40,7 @@ def reference(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens: Ten
     if rotary is not None:
         rotate_packed.reference(turned, 2 * HEADS, *rotary)
     q, k, v = (x.nan_to_num() for x in wide_in_place(turned)[0].chunk(3, dim=1))
-    return varlen_attention.reference(q, k, v, cu_seqlens, cu_seqlens, qkv.shape[2] ** -0.5, False)
+    return varlen_attention.reference(q, k, v, cu_seqlens, cu_seqlens)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -89,72 +81,25 @@ def test_one_segment_over_whole_rows_takes_it_and_nothing_else_does(taken) -> No
     assert taken == [64]
 
 
-def test_a_cpu_does_not_take_it() -> None:
-    assert not dense_segments.pays(80, torch.bfloat16, torch.device("cpu"))
-    assert one_segment_buckets([{"patches": 4096}], 80, 4, torch.empty(1, dtype=torch.bfloat16)) == []
-
-
-def test_a_refusal_falls_back_and_is_logged_once(monkeypatch, caplog) -> None:
-    allow_one_segment(monkeypatch)
-    tried: list[int] = []
-
-    def refuse(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor:
-        tried.append(len(qkv))
-        lengthen(qkv, cos, sin, cu_seqlens)
-        raise RuntimeError("No available kernel. Aborting execution.")
-
-    monkeypatch.setattr(dense_segments, "attend_lengthened", refuse)
-    qkv, cos, sin, ends = inputs(50, 14, 16, torch.float32)
-    expected = reference(qkv, (cos, sin), ends)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            out = attend_packed(qkv.clone(), (cos, sin), ends, 64)
-            torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)
-    assert tried == [64] and len(caplog.records) == 1
-
-
-def test_large_buckets_get_one_for_a_single_segment_beside_them(monkeypatch) -> None:
-    monkeypatch.setattr(dense_segments, "pays", lambda *_: True)
-    listed = [{"patches": p, "sequences": 32, "max_seqlen": p, "windows": p // 32} for p in (1024, 2048, 2400, 16384)]
-    found = one_segment_buckets(listed, 80, 4, torch.empty(1))
-    assert found == [
-        {"patches": p, "sequences": 1, "max_seqlen": p, "windows": w} for p, w in ((2048, 64), (2368, 75), (16384, 512))
-    ]
-    assert [bucket["patches"] for bucket in one_segment_buckets(listed, 80, 9, torch.empty(1))] == [2304, 16128]
-
-
-def test_dense_buckets_are_those_for_one_segment_and_the_exact_ones(monkeypatch) -> None:
+def test_dense_buckets_are_for_one_segment_and_for_equal_ones_where_they_pay(monkeypatch) -> None:
+    """One segment of many rows, cut to whole ones; of the equal ones those that the largest bucket could hold."""
+    sizes = (1024, 2048, 2400, 16384)
+    listed = [{"patches": p, "sequences": 32, "max_seqlen": p, "windows": p // 32} for p in sizes]
+    weight, equal = torch.empty(1, dtype=torch.bfloat16), [(1, 256), (1, 784), (1, 4096), (2, 784), (32, 784)]
+    assert dense_buckets(listed, equal, 80, 4, weight) == []
     monkeypatch.setattr(dense_segments, "on_hopper", lambda *_: True)
-    listed = [{"patches": p, "sequences": 32, "max_seqlen": p} for p in (1024, 2400)]
-    weight = torch.empty(1, dtype=torch.bfloat16)
-    one = {"patches": 2368, "sequences": 1, "max_seqlen": 2368}
-    equal = {"patches": 1568, "sequences": 2, "max_seqlen": 784, EXACT: 1}
-    assert dense_buckets(listed, [(2, 784), (8, 784)], 80, 4, weight) == [one, equal]
-    assert dense_buckets(listed, [(2, 784)], 64, 4, weight) == [equal]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("width", [64, 72, 80])
-def test_on_a_gpu_it_equals_attention_of_segments_and_its_replay_too(width, dtype, monkeypatch) -> None:
-    """float32 is refused, and attends as before."""
-    allow_one_segment(monkeypatch)
-    device = torch.device("cuda")
-    qkv, cos, sin, ends = (x.to(device) for x in inputs(2100, 12, width, dtype))
-    expected = reference(qkv, (cos, sin), ends)
-
-    def run() -> Tensor:
-        return attend_packed(qkv * 1, (cos, sin), ends, len(qkv))
-
-    eager = run()
-    for out in (eager, replayed(device, run)):
-        assert not out[2100:].any()
-        assert relative_error(out[:2100], expected[:2100]) < TOLERANCE[dtype]
-    refused = ("single pictures", width, dtype) in dense_segments._refused
-    if dtype == torch.float32:
-        assert refused
-    elif torch.cuda.get_device_capability() == (9, 0):
-        assert not refused, "cuDNN refuses what it was measured to be faster at"
+    one = [{"patches": p, "sequences": 1, "max_seqlen": p, "windows": w} for p, w in ((2048, 64), (2368, 75))]
+    one.append({"patches": 16384, "sequences": 1, "max_seqlen": 16384, "windows": 512})
+    exact = [
+        {"patches": segments * patches, "sequences": segments, "max_seqlen": patches, EXACT: 1}
+        for segments, patches in equal[1:4]
+    ]
+    assert dense_buckets(listed, equal, 80, 4, weight) == [*one, *exact]
+    assert dense_buckets(listed, equal, 64, 4, weight) == exact
+    assert dense_buckets(listed, equal, 128, 4, weight) == []
+    # Heads of 72 are as fast in the buckets for one segment from 2048 rows on; nine patches make an embedding.
+    patches = [bucket["patches"] for bucket in dense_buckets(listed, equal, 72, 9, weight)]
+    assert patches == [2304, 16128, 784, 2 * 784]
 
 
 @pytest.mark.gpu
@@ -182,7 +127,7 @@ def test_a_replayed_graph_follows_the_length(length: int, monkeypatch) -> None:
     assert not out[length:].any()
     if length:
         q, k, v = turned[:length].double().chunk(3, dim=1)
-        expected = varlen_attention.reference(q, k, v, ends, ends, 80**-0.5, False)
+        expected = varlen_attention.reference(q, k, v, ends, ends)
         assert relative_error(out[:length], expected) < TOLERANCE[torch.bfloat16]
 
 
@@ -203,21 +148,24 @@ def test_equal_segments_equal_attention_of_segments(rows, length, width, dtype, 
     assert relative_error(out, expected) < TOLERANCE[dtype]
 
 
-def test_a_refusal_takes_the_general_attention_and_is_said_once(monkeypatch, caplog) -> None:
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_refusal_takes_the_general_attention_and_is_logged_once(alone: bool, monkeypatch, caplog) -> None:
+    """Of one segment with padding behind it, and of equal ones."""
+    allow_one_segment(monkeypatch)
     tried: list[int] = []
 
     def refuse(q: Tensor, *_: object) -> Tensor:
-        tried.append(q.shape[0])
+        tried.append(len(q))
         raise RuntimeError("No available kernel. Aborting execution.")
 
     monkeypatch.setattr(dense_segments, "dense", refuse)
-    qkv, *rotary, _ = inputs(36, 0, 16, torch.float32)
-    expected = reference(qkv, rotary, ends_of(36, 12))
+    qkv, *rotary, ends = inputs(50, 14, 16, torch.float32) if alone else inputs(36, 0, 16, torch.float32)
+    expected = reference(qkv, rotary, ends if alone else ends_of(36, 12))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            out = attend_packed(qkv.clone(), rotary, None, 12)
+            out = attend_packed(qkv.clone(), rotary, ends if alone else None, 64 if alone else 12)
             torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)
-    assert tried == [3]
+    assert tried == [1 if alone else 3]
     assert len(caplog.records) == 1
 
 
@@ -232,39 +180,28 @@ def test_running_out_of_memory_is_no_refusal(monkeypatch) -> None:
     assert not dense_segments._refused
 
 
-def test_exact_buckets_are_those_that_pay_and_that_the_list_could_hold(monkeypatch) -> None:
-    listed = [{"patches": p, "sequences": 32, "max_seqlen": p} for p in (1024, 4800)]
-    alone = [(1, patches) for patches in (256, 784, 4096, 8160)]
-    weight = torch.empty(1, dtype=torch.bfloat16)
-    assert exact_buckets(listed, alone, 64, weight) == []
-    monkeypatch.setattr(dense_segments, "on_hopper", lambda *_: True)
-    assert exact_buckets(listed, alone, 64, weight) == [
-        {"patches": patches, "sequences": 1, "max_seqlen": patches, EXACT: 1} for _, patches in alone[1:3]
-    ]
-    frames = {"patches": 2 * 784, "sequences": 2, "max_seqlen": 784, EXACT: 1}
-    assert exact_buckets(listed, [(2, 784), (8, 784)], 64, weight) == [frames]
-    assert [bucket["patches"] for bucket in exact_buckets(listed, alone, 72, weight)] == [784]
-    assert exact_buckets(listed, alone, 128, weight) == []
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("width", [64, 72, 80])
-@pytest.mark.parametrize(("rows", "length"), [(784, 784), (1564, 1564), (1200, 400)])
-def test_on_a_gpu_equal_segments_equal_attention_of_segments_and_their_replay_too(rows, length, width, dtype) -> None:
-    """float32 is refused, and attends in general."""
+@pytest.mark.parametrize(("rows", "length"), [(2100, None), (784, 784), (1564, 1564), (1200, 400)])
+def test_on_a_gpu_dense_attention_and_its_replay_equal_attention_of_segments(
+    rows: int, length: int | None, width: int, dtype: torch.dtype, monkeypatch
+) -> None:
+    """Of one segment with padding behind it, and of equal ones. float32 is refused, and attends in general."""
+    allow_one_segment(monkeypatch)
     device = torch.device("cuda")
-    qkv, cos, sin, _ = inputs(rows, 0, width, dtype)
-    expected = reference(qkv, (cos, sin), ends_of(rows, length))
-    there, angles = qkv.to(device), (cos.to(device), sin.to(device))
+    qkv, cos, sin, ends = (x.to(device) for x in inputs(rows, 0 if length else 12, width, dtype))
+    expected = reference(qkv, (cos, sin), ends_of(rows, length).to(device) if length else ends)
 
     def run() -> Tensor:
-        return attend_packed(there * 1, angles, None, length)
+        return attend_packed(qkv * 1, (cos, sin), None if length else ends, length or len(qkv))
 
     eager = run()
     for out in (eager, replayed(device, run)):
-        assert relative_error(out, expected) < TOLERANCE[dtype]
+        assert not out[rows:].any()
+        assert relative_error(out[:rows], expected[:rows]) < TOLERANCE[dtype]
     if dtype == torch.float32:
-        assert dense_segments._refused == {("equal segments", width, dtype)}
+        kind = "equal segments" if length else "single pictures"
+        assert dense_segments._refused == {(kind, width, dtype)}
     elif torch.cuda.get_device_capability() == (9, 0):
         assert not dense_segments._refused, "cuDNN refuses what it was measured to be faster at"

@@ -9,7 +9,7 @@ import torch
 
 from models.layers.norms import RMSNorm
 from models.layers.rope_scaling import read_rope_scaling, scaled_frequencies
-from models.layers.rotary import inverse_frequencies, rotary_cos_sin, rotate_half_split, section_axes
+from models.layers.rotary import rotate_half_split, section_axes
 from tests.support.rotation import rotate_interleaved
 
 
@@ -23,18 +23,6 @@ def test_rotations_are_complex_products() -> None:
     halves = torch.complex(x[..., :4], x[..., 4:]) * turn
     expected = torch.cat((halves.real, halves.imag), dim=-1)
     torch.testing.assert_close(rotate_half_split(x, angles.cos(), angles.sin()), expected)
-
-
-def test_mrope_takes_each_section_from_its_axis() -> None:
-    frequencies = inverse_frequencies(16, 1e6)
-    positions = torch.tensor([[1, 2], [30, 40], [500, 600]])
-    cos, sin = rotary_cos_sin(positions, frequencies, section_axes((1, 3, 4)))
-    axis_of = [0, 1, 1, 1, 2, 2, 2, 2]
-    for row in range(2):
-        for index, axis in enumerate(axis_of):
-            angle = int(positions[axis, row]) * 1e6 ** (-2 * index / 16)
-            assert cos[row, index] == pytest.approx(math.cos(angle), abs=1e-4)
-            assert sin[row, index] == pytest.approx(math.sin(angle), abs=1e-4)
 
 
 def test_longrope() -> None:
