@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import simplejpeg
 from PIL import AvifImagePlugin, Image
-from PIL.JpegImagePlugin import MARKER, JpegImageFile
+from PIL.JpegImagePlugin import MARKER
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import COMPRESSION_INFO, TiffImageFile
 
@@ -73,29 +73,12 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-PNG_PIXELS = b"IDAT"
-PNG_ORIENTING = (b"eXIf", *(name + b"\0" for name in ORIENTING))
-"""Kind of a chunk of a PNG, and beginnings of its texts."""
 
 
 def upright_turn(image: Image.Image) -> Image.Transpose | None:
     """What makes the picture upright, None if it is. Of a PNG it decodes the pixels: they may come first."""
     orientation = image.getexif().get(ORIENTATION, 1)
     return UPRIGHT.get(orientation) if isinstance(orientation, int) else None
-
-
-def may_be_turned(image: Image.Image, data: bytes) -> bool:
-    """Whether upright_turn may find a turn in a picture opened from `data`, before any pixel is decoded."""
-    if image.format == "PNG":
-        pixels = data.find(PNG_PIXELS)
-        if any(data.find(name, pixels) >= 0 for name in PNG_ORIENTING):
-            return True
-    head = Image.Image()  # one of its own: `image` would keep what it found, and a PNG decode its pixels
-    head.info = image.info
-    try:
-        return upright_turn(head) is not None
-    except Exception:  # whatever a hostile file makes of it; it is refused where the picture is turned
-        return True
 
 
 JPEG, SCAN = b"\xff\xd8", b"\xff\xda"
@@ -124,7 +107,7 @@ def check_segments(data: bytes, field: str) -> None:
     """InputError for too many segments of metadata, and for too much between them."""
     if not data.startswith(JPEG):
         return
-    count, filling, _ = _segments(data)
+    count, filling = _segments(data)
     if count > MAX_SEGMENTS:
         raise InputError(field, f"the image has too many segments of metadata: at most {MAX_SEGMENTS} allowed")
     if filling > MAX_FILLING:
@@ -139,19 +122,13 @@ def check_scans(data: bytes, pixels: int, max_pixels: int, field: str) -> None:
         raise InputError(field, f"the image has too many scans: {scans} given, at most {most} allowed at its size")
 
 
-def components_of_first_scan(data: bytes) -> int:
-    """How many of a JPEG's components its first scan has. If not all, libjpeg holds the coefficients of all of them."""
-    place = _segments(data)[2] + 2  # behind the length of the scan's header
-    return data[place] if place < len(data) else 0
-
-
-def _segments(data: bytes) -> tuple[int, int, int]:
+def _segments(data: bytes) -> tuple[int, int]:
     """Number of segments before the first scan, and of markers that have no place there, as Pillow finds them; it is
-    not counted beyond MAX_SEGMENTS + 1. Number of bytes between them. And the place behind the first scan's marker."""
+    not counted beyond MAX_SEGMENTS + 1. And the number of bytes between them."""
     count, filling, place = 0, 0, len(JPEG)
     while count <= MAX_SEGMENTS:
         if (found := MARKER_AHEAD.search(data, place)) is None:
-            return count, filling + max(0, len(data) - place), len(data)
+            return count, filling + max(0, len(data) - place)
         filling += found.start() - place
         marker, place = _marker(data, found), found.end()
         if marker == START_OF_SCAN or (marker not in MARKER and marker != ESCAPED):
@@ -159,7 +136,7 @@ def _segments(data: bytes) -> tuple[int, int, int]:
         count += 1
         if marker in MARKER and MARKER[marker][2] is not None:
             place += _length(data, place)
-    return count, filling, place
+    return count, filling
 
 
 def _scans(data: bytes, field: str) -> int:
@@ -185,53 +162,9 @@ def _length(data: bytes, place: int) -> int:
     return max(2, int.from_bytes(data[place : place + 2], "big"))
 
 
-RGB_BYTES = 3
-"""A pixel of RGB, and what every pixel is counted as at least. Pillow stores it in four bytes, and so do pictures count
-that need no more than those at any time."""
-PILLOW_RGB_BYTES = 4
-STORED_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}
-"""A pixel of Pillow's modes; of all others 4."""
-WEBP_BYTES = 16
-"""libwebp's two canvases, the bytes that it hands over, and Pillow's picture: four each, transparent or not. AVIF: its
-planes, of up to 8, and the same two."""
-MOST_BYTES = 16
-"""The most that a pixel takes, in any format."""
-COEFFICIENT_BYTES = 2
-
-
-def decoding_bytes(image: Image.Image, data: bytes) -> int:
-    """The most bytes that `image`, opened from `data` and not loaded, takes until it is an upright RGB picture. Counted
-    for its size, without what grows with a row or a tile."""
-    pixels = image.width * image.height
-    each = _bytes_of_a_pixel(image, data)
-    return int(pixels * (each if each > PILLOW_RGB_BYTES else RGB_BYTES))
-
-
-def _bytes_of_a_pixel(image: Image.Image, data: bytes) -> float:
-    if image.format in ("WEBP", "AVIF"):
-        return WEBP_BYTES
-    if image.mode == "RGB" and not image.has_transparency_data:
-        decoded, converted, held = RGB_BYTES, RGB_BYTES, PILLOW_RGB_BYTES
-    else:
-        decoded = held = STORED_BYTES.get(image.mode, 4)
-        converted = decoded + RGB_BYTES  # to_rgb
-    turned = 2 * held if may_be_turned(image, data) else 0  # before it is converted
-    if isinstance(image, TiffImageFile):  # a strip may be all rows, of 16 bits a sample; turned as it is loaded
-        decoded, turned = 3 * held, 2 * held
-    return max(converted, decoded + _coefficients(image, data), turned)
-
-
-def _coefficients(image: Image.Image, data: bytes) -> float:
-    """Bytes a pixel that libjpeg holds until it has read all scans of a picture, if one scan is not the whole of it."""
-    if not isinstance(image, JpegImageFile):
-        return 0.0
-    if "progressive" not in image.info and components_of_first_scan(data) >= image.layers:
-        return 0.0
-    factors = [(across, down) for _, across, down, _ in image.layer[-image.layers :]]
-    if not factors:
-        return 0.0  # a damaged header that names no components, which libjpeg refuses
-    most = max(across for across, _ in factors) * max(down for _, down in factors)
-    return COEFFICIENT_BYTES * sum(across * down for across, down in factors) / max(1, most)
+DECODING_BYTES = 16
+"""The most that a pixel takes until it is RGB, in any format: of a WebP libwebp's two canvases, the bytes that it hands
+over and Pillow's picture, four each. What grows with a row or a tile is not counted."""
 
 
 class PixelImage(Image.Image):
@@ -349,11 +282,9 @@ def _tile(image: Image.Image) -> np.ndarray:
     return np.asarray(image.convert("RGB"))
 
 
-Admit = Callable[[int, int, int], None]
-"""(width, height, size): of the picture as it is stored, and the most bytes that decoding it takes at a time."""
+Admit = Callable[[int, int], None]
+"""(width, height) of the picture as it is stored, of whose pixels each takes at most DECODING_BYTES."""
 
-MAX_RUNS_BYTES = 4_000_000
-"""Of a run-length BMP: Pillow takes a microsecond for each run, of two bytes."""
 DAMAGED = "the image is damaged or truncated"
 UNUSUAL = ("cannot handle ", "Unsupported BMP ", "unknown pixel mode", "unknown data organization")
 """How Pillow's messages begin about JPEGs of 12 bits, BMPs with other bit fields or depths, and such TIFFs."""
@@ -387,7 +318,7 @@ def decode_image(data: bytes, *, field: str, limits: ImageLimits, admit: Admit |
     """
     with open_image(data, field=field, limits=limits) as image:
         if admit is not None:
-            admit(*image.size, decoding_bytes(image, data))
+            admit(*image.size)
         return upright_picture(image, data, field=field)
 
 
@@ -402,8 +333,6 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
     if found is None or "image" not in found.readers:
         raise InputError(field, refusal(data, "image"))
     name = found.readers["image"]
-    if name == "BMP" and found.confined and len(data) > MAX_RUNS_BYTES:
-        raise InputError(field, f"the image is a run-length BMP of more than {MAX_RUNS_BYTES} bytes; convert it to PNG")
     bare = first_page(data, field) if name == "TIFF" else without_metadata(data, field)
     try:
         image: Image.Image = Image.open(io.BytesIO(bare), formats=(name,))
@@ -495,11 +424,8 @@ def read_image(
     size = opened.width, opened.height
     if min(size) < 1 or opened.width * opened.height > limits.max_pixels:
         raise ProtocolError(f"a picture of {size}")
-    pixels = opened.width * opened.height
-    if not RGB_BYTES * pixels <= opened.decoding_bytes <= MOST_BYTES * pixels:
-        raise ProtocolError(f"{opened.decoding_bytes} bytes for a picture of {size}")
     if admit is not None:
-        admit(*size, opened.decoding_bytes)
+        admit(*size)
     channel.send(ReadPixels())
     upright = expect(channel.receive(), Pixels)
     if (upright.width, upright.height) not in (size, size[::-1]):
