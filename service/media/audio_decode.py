@@ -13,7 +13,7 @@ from av.error import FFmpegError
 from models.interfaces.errors import InputError
 from service.media.ffmpeg_audio import TempoAndRate
 from service.media.messages import AudioLimits
-from service.media.reference_audio import resample
+from service.media.reference_audio import RESAMPLER
 from service.media.video_decode import open_container
 
 # The codecs are those of browser and phone recordings, and of WAV files.
@@ -26,10 +26,8 @@ MAX_CHANNELS = 8
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4_000, 192_000
 SILENCE = 10 ** (-80 / 20)
 
-LOUDEST = 1e6
-"""Amplitudes of a recording are cut there: a filter's sums of far larger ones would not be finite."""
-RECORDING_FILTER = "filter_size=64:cutoff=0.97"
-"""Options of FFmpeg's resampler: at 16 kHz it is flat to 7.2 kHz."""
+LOUDEST = 1e36
+"""Amplitudes are cut there: a filter's sums of larger ones would not be finite."""
 
 BLOCK_FRAMES = 1 << 15
 Block = tuple[int, np.ndarray]
@@ -40,21 +38,15 @@ def decode_samples(data: bytes, *, sample_rate: int, field: str, limits: AudioLi
     """Decode audio to mono float32 [n] at `sample_rate`, peaks at most 1. InputError with `field` as soon as it is
     longer than limits.max_seconds, and for anything that is not audio, damaged, empty or not finite, or silent unless
     it is a recording."""
-    blocks = _mono_blocks(data, field, limits)
-    if limits.recording:
-        pieces = [*_resampled(blocks, sample_rate)]
-        if not pieces:  # too few to be resampled
-            raise InputError(field, "the audio has no samples")
-        samples = np.concatenate(pieces)
-        samples /= max(samples.max(initial=1.0), -samples.min(initial=0.0))
-        return samples
-    found = [*blocks]
-    mono = np.concatenate([block for _, block in found])
-    peak = float(np.abs(mono).max())
-    if peak < SILENCE:
+    pieces = [*_resampled(_mono_blocks(data, field, limits), sample_rate)]
+    if not pieces:  # too few to be resampled
+        raise InputError(field, "the audio has no samples")
+    samples = np.concatenate(pieces)
+    peak = max(samples.max(), -samples.min())
+    if peak < SILENCE and not limits.recording:
         raise InputError(field, "the audio is silent")
-    resampled = resample((mono / max(peak, 1.0)).astype(np.float32), found[0][0], sample_rate)
-    return np.clip(resampled, -1.0, 1.0)
+    samples /= max(peak, np.float32(1.0))
+    return samples
 
 
 def _mono_blocks(data: bytes, field: str, limits: AudioLimits) -> Iterator[Block]:
@@ -74,14 +66,14 @@ def _mono_blocks(data: bytes, field: str, limits: AudioLimits) -> Iterator[Block
 
 
 def _resampled(blocks: Iterator[Block], sample_rate: int) -> Iterator[np.ndarray]:
-    """float32 [n] at `sample_rate`, piece by piece: an hour takes too much memory and time as `resample` does it."""
+    """float32 [n] at `sample_rate`, piece by piece: an hour would take too much memory at once."""
     converter = None
     for rate, block in blocks:
         samples = block.clip(-LOUDEST, LOUDEST).astype(np.float32)
         if rate == sample_rate:
             yield samples
             continue
-        converter = converter or TempoAndRate(rate, sample_rate, options=RECORDING_FILTER)
+        converter = converter or TempoAndRate(rate, sample_rate, options=RESAMPLER)
         yield from converter.push(samples)
     if converter is not None:
         yield from converter.flush()
