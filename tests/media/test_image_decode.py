@@ -16,12 +16,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import simplejpeg
-from PIL import Image, ImagePalette
+from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from models.interfaces.errors import InputError
 from service.confined.workers import Worker, WorkerLimits
-from service.media import image_decode as module
 from service.media.image_decode import (
     DECODING_BYTES,
     MAX_CHUNKS,
@@ -35,7 +34,6 @@ from service.media.image_decode import (
     decode_image,
     open_image,
     read_image,
-    to_rgb,
 )
 from service.media.loader import DECODER
 from service.media.messages import ImageLimits
@@ -326,69 +324,6 @@ def test_a_jpeg_with_a_fault_is_judged_by_pillow() -> None:
     assert np.array_equal(decode(data), Image.open(io.BytesIO(data)))
 
 
-EXTENTS = ((1, 1), (5, 3), (1, 40), (40, 1), (16, 16), (61, 47))
-
-
-def in_one_piece(image: Image.Image) -> np.ndarray:
-    """The definition, which makes several pictures of this size."""
-    if image.mode.startswith("I"):
-        samples = np.asarray(image).astype(np.int64)
-        grey = (samples >> 8).clip(0, 255).astype(np.uint8)
-        grey[samples == image.info.get("transparency", -1)] = 255
-        return np.asarray(Image.fromarray(grey).convert("RGB"))
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        return np.asarray(Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB"))
-    return np.asarray(image.convert("RGB"))
-
-
-def random_picture(mode: str, extent: tuple[int, int], rng: np.random.Generator) -> Image.Image:
-    width, height = extent
-    dtype = {"I": np.int32, "I;16": np.uint16, "I;16B": np.dtype(">u2")}.get(mode)
-    if dtype is not None:
-        least = -(1 << 20) if mode == "I" else 0
-        samples = rng.integers(least, 1 << (20 if mode == "I" else 16), (height, width))
-        return Image.frombytes(mode, extent, samples.astype(dtype).tobytes())
-    bands = {"1": 1, "L": 1, "P": 1, "LA": 2, "PA": 2, "RGB": 3, "YCbCr": 3, "RGBX": 4}.get(mode, 4)
-    if mode == "1":
-        return Image.fromarray(rng.integers(0, 2, (height, width)).astype(bool))
-    image = Image.frombytes(mode, extent, rng.integers(0, 256, height * width * bands, np.uint8).tobytes())
-    if mode in ("P", "PA"):
-        image.putpalette(rng.integers(0, 256, 768, np.uint8).tobytes())
-    return image
-
-
-def with_transparency(mode: str, image: Image.Image, rng: np.random.Generator) -> Iterator[Image.Image]:
-    """The picture as it is, and with the kinds of transparency that its mode may have: of a value that it holds."""
-    yield image
-    found = image.getpixel((0, 0))
-    if mode in ("1", "L", "P", "RGB") or mode.startswith("I"):
-        seen = image.copy()
-        seen.info["transparency"] = found
-        yield seen
-    if mode == "P":
-        table = image.copy()
-        table.info["transparency"] = rng.integers(0, 256, 100, np.uint8).tobytes()
-        yield table
-        coloured = image.copy()
-        coloured.putpalette(ImagePalette.ImagePalette("RGBA", rng.integers(0, 256, 1024, np.uint8).tobytes()), "RGBA")
-        yield coloured
-
-
-@pytest.mark.parametrize("tile", [7, module.TILE_PIXELS])
-@pytest.mark.parametrize(
-    "mode", ["1", "L", "P", "LA", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "I", "I;16", "I;16B"]
-)
-def test_tiles_make_what_one_piece_would(mode: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TILE_PIXELS", tile)
-    rng = np.random.default_rng(1)
-    for extent in EXTENTS:
-        for image in with_transparency(mode, random_picture(mode, extent, rng), rng):
-            made = to_rgb(image)
-            assert (made.mode, made.size) == ("RGB", extent)
-            assert np.array_equal(made, in_one_piece(image))
-
-
 def plain(mode: str) -> Image.Image:
     """4 million pixels that take few bytes in a file."""
     side = 2000
@@ -455,5 +390,5 @@ def test_decoding_takes_no_more_than_is_counted(kind: str, tmp_path: Path) -> No
     (tmp_path / "large").write_bytes(data)
     command = [sys.executable, "-c", GROWTH, tmp_path / "small", tmp_path / "large"]
     done = subprocess.run(command, capture_output=True, check=True)
-    # 8 MB: a tile, rows, and what the heap rounds up to.
+    # 8 MB: rows, and what the heap rounds up to.
     assert int(done.stdout) < DECODING_BYTES * pixels + 8_000_000
