@@ -22,17 +22,7 @@ from service.cli.bench import report as bench_report
 from service.cli.bench import run as bench_run
 from service.cli.bench.report import page_of
 from service.cli.bench.run import Clients, summary
-from service.cli.bench.traffic import (
-    PATCH_SECONDS,
-    WORDS,
-    ChatLoad,
-    Connection,
-    Record,
-    SpeechLoad,
-    converse,
-    payload,
-    questions,
-)
+from service.cli.bench.traffic import WORDS, ChatLoad, Connection, Record, SpeechLoad, converse, payload, questions
 from service.cli.main import app
 from tests.support.processes import ROOT, ServerProcess
 from tests.support.servers import running_server
@@ -66,11 +56,6 @@ def test_every_field_of_a_body_is_one_of_the_api(load: Any) -> None:
     if isinstance(parsed, ChatRequestBody):
         assert all(set(message) <= set(Message.__struct_fields__) for message in body["messages"])
         assert parsed.stream_options is not None and parsed.stream_options.include_usage
-
-
-def test_a_fixed_length_of_speech_is_asked_for_in_patches() -> None:
-    body = payload(SpeechLoad("http://x", "m", 1, 0, seconds=10.08), np.random.default_rng(0))
-    assert body["min_len"] == body["max_len"] == round(10.08 / PATCH_SECONDS) == 63
 
 
 @pytest.mark.slow

@@ -211,29 +211,36 @@ def test_texts_that_turn_a_picture_are_read() -> None:
         assert np.array_equal(turned, np.rot90(np.asarray(decode(upright)), -1))
 
 
+def progressive(side: int, mode: str = "RGB") -> tuple[bytes, bytes, bytes]:
+    """A progressive JPEG without its end mark, its last scan, which may be repeated, and the end mark."""
+    data = encoded(Image.new(mode, (side, side)), "JPEG", progressive=True)
+    return data[:-2], data[data.rindex(SCAN) : -2], data[-2:]
+
+
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_scans_that_take_no_bytes_but_time(mode: str) -> None:
     """Those of a progressive JPEG can be repeated; each goes through all pixels."""
-    Image.new(mode, (64, 64)).save(file := io.BytesIO(), "JPEG", progressive=True)
-    data, end = file.getvalue(), -2
-    last = data[data.rindex(SCAN) : end]
+    data, last, end = progressive(64, mode)
     for more in (0, MAX_SCANS - data.count(SCAN)):
-        assert decode(data[:end] + more * last + data[end:]).size == (64, 64)
-    assert "too many scans: 501 given" in refusal(data[:end] + (more + 1) * last + data[end:])
+        assert decode(data + more * last + end).size == (64, 64)
+    assert "too many scans: 501 given" in refusal(data + (more + 1) * last + end)
 
 
 def test_a_large_picture_may_have_fewer_scans() -> None:
     """What a camera appends is no scan of the picture, whatever it looks like, and a table is none."""
-    Image.new("RGB", (1000, 1000)).save(file := io.BytesIO(), "JPEG", progressive=True)
-    data, end = file.getvalue(), -2
-    last = data[data.rindex(SCAN) : end]
-    scans = data.count(SCAN)
-    table = b"\xff\xfe\x00\x04" + SCAN  # a comment
-    allowed = data[:end] + (MAX_LARGE_SCANS - scans) * last + 9 * table + data[end:] + 1000 * SCAN
-    assert decode(allowed).size == (1000, 1000)
-    more = (MAX_LARGE_SCANS - scans + 1) * (b"\xff\xc4\x00\x16\x1f\xff\xd9" + bytes(17) + last)
-    said = refusal(data[:end] + more + data[end:])
+    data, last, end = progressive(1000)
+    more = MAX_LARGE_SCANS - data.count(SCAN)
+    comment = b"\xff\xfe\x00\x04" + SCAN
+    assert decode(data + more * last + 9 * comment + end + 1000 * SCAN).size == (1000, 1000)
+    table = b"\xff\xc4\x00\x16\x1f\xff\xd9" + bytes(17)
+    said = refusal(data + (more + 1) * (table + last) + end)
     assert said == "the image has too many scans: 65 given, at most 64 allowed at its size"
+
+
+def test_scans_behind_more_segments_than_are_looked_at() -> None:
+    data, last, end = progressive(64)
+    said = refusal(data + MOST_STEPS * b"\xff\xfe\x00\x02" + (MAX_SCANS + 1) * last + end)
+    assert said == "the image has too many segments between its scans: at most 100000 allowed"
 
 
 @pytest.mark.parametrize("filling", [b"\0", b"\xff"], ids=repr)
@@ -246,15 +253,6 @@ def test_bytes_between_segments(filling: bytes, damaged: bool) -> None:
     assert "damaged" in refusal(few) if damaged else np.array_equal(decode(few), decode(data))
     said = refusal(data[:place] + (MAX_FILLING + 1) * filling + rest)
     assert said == "the image has too many bytes between its segments: at most 1000000 allowed"
-
-
-def test_scans_behind_more_segments_than_are_looked_at() -> None:
-    Image.new("RGB", (64, 64)).save(file := io.BytesIO(), "JPEG", progressive=True)
-    data, end = file.getvalue(), -2
-    last = data[data.rindex(SCAN) : end]
-    hidden = MOST_STEPS * b"\xff\xfe\x00\x02" + (MAX_SCANS + 1) * last
-    said = refusal(data[:end] + hidden + data[end:])
-    assert said == "the image has too many segments between its scans: at most 100000 allowed"
 
 
 @pytest.mark.parametrize("between", [b"", b"\xff\xff", b"\xff\x00", b"\xff\xd0", b"\xff\xf0", b"junk"], ids=repr)

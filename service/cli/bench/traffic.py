@@ -158,7 +158,10 @@ class Connection:
         tls = _tls() if url.scheme == "https" else None
         self._pool = httpcore.AsyncConnectionPool(tls, max_connections=1)
         self._url = str(url.copy_with(userinfo=b"")).rstrip("/")
-        self._headers = {"host": url.netloc.decode(), "content-type": "application/json"}
+        self._headers: dict[bytes | str, bytes | str] = {
+            "host": url.netloc.decode(),
+            "content-type": "application/json",
+        }
         if load.api_key:
             self._headers["authorization"] = f"Bearer {load.api_key}"
         self._extensions = {"timeout": dict.fromkeys(("connect", "read", "write"), load.timeout)}
