@@ -40,12 +40,13 @@ FORMATS = f"""# Formats of pictures, videos and sounds
 A file is recognised by its first bytes. Other formats are refused by name: convert pictures to PNG or JPEG, videos to
 MP4 with H.264, sounds to WAV.
 
-- **TIFF, AVIF and run-length BMPs** are decoded only in confined processes (`media_workers`), and may not be frames of
-  a list. Of a TIFF the first page is read: uncompressed, CCITT, LZW, JPEG, Deflate or PackBits; 1 to 8 bits, or 16;
-  palettes, transparency and CMYK; at most 65,536 strips or tiles.
+- **TIFF and AVIF** are decoded only in confined processes (`media_workers`), and may not be frames of a list. Of a TIFF
+  the first page is read: uncompressed, CCITT, LZW, JPEG, Deflate or PackBits; 1 to 8 bits, or 16; palettes,
+  transparency and CMYK.
 - **A picture that is cut short** is refused.
 - **A video that is cut short or damaged** is answered from the frames that its decoder still gives. It is refused if no
-  sampled frame is left, or if its index is lost (an MP4 whose `moov` was at the end).
+  sampled frame is left, or if its index is lost (an MP4 whose `moov` was at the end). Of a sound, too, what is left is
+  heard, but not of FLAC, AAC and M4A.
 - **JPEGs of 12 bits** and BMPs with unusual bit fields are refused."""
 
 

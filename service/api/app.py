@@ -42,7 +42,7 @@ from service.hub.catalog import Catalog
 from service.link.engine_link import START_TIMEOUT, EngineLink
 from service.media.audio_out import EncoderPool
 from service.media.fetch import Fetcher, UrlPolicy
-from service.media.image_decode import MOST_BYTES
+from service.media.image_decode import DECODING_BYTES
 from service.media.loader import MediaLoader, decode_workers
 from service.media.messages import ImageLimits, MediaLimits, RequestLimits, VideoLimits
 from service.metrics.metrics import Metrics
@@ -156,7 +156,7 @@ def create_admission(
     """SettingsError for limits of which one allows a request that another could never admit."""
     most, pixels = settings.max_pending_bytes, settings.max_request_pixels
     # One picture at full size at a time is always decoded; of all others of a request, and of videos, little is left.
-    excess = min(ImageLimits.max_pixels, pixels) * MOST_BYTES
+    excess = min(ImageLimits.max_pixels, pixels) * DECODING_BYTES
     kinds = {model.kind for model in catalog.models}
     shares = SHARES if len(kinds) > 1 else {}
     admission = Admission(

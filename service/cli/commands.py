@@ -12,7 +12,6 @@ import re
 import shlex
 import signal
 import ssl
-import stat
 import struct
 import sys
 import threading
@@ -47,29 +46,23 @@ _STDOUT_PATHS = {STDOUT, Path("/dev/stdout"), Path("/dev/fd/1"), Path("/proc/sel
 
 
 def write_audio(out: Path, chunks: Iterator[bytes], audio_format: str) -> int:
-    """Number of bytes written to `out`. If the audio is cut off, a regular file is removed; what was there before stays
-    until the first byte is written. Raises OSError that names `out`."""
-    first = next(chunks, b"")  # nothing is written if the server refuses
-    was_there = os.path.lexists(out)
-    size = 0
+    """Number of bytes written to `out`. What was there before stays until the first byte is there; if the audio is cut
+    off, a regular file is removed. Raises OSError that names `out`."""
+    first, size = next(chunks, b""), 0
     try:
-        # Without a buffer, so that a full disk is noticed here. What is left of an older file is cut off at the end.
-        with open(out, "wb", buffering=0, opener=lambda path, flags: os.open(path, flags & ~os.O_TRUNC, 0o666)) as file:
+        with open(out, "wb") as file:
             for chunk in itertools.chain((first,), chunks):
-                left = memoryview(chunk)
-                while left:
-                    written = file.write(left)
-                    left, size = left[written:], size + written
-            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                file.truncate(size)
-                for at in (4, 40) if audio_format == "wav" else ():  # players may trust the lengths in a header
-                    file.seek(at)
-                    file.write(struct.pack("<I", size - at - 4))
+                size += len(chunk)
+                file.write(chunk)
+                file.flush()  # a full disk is noticed here
+            for at in (4, 40) if audio_format == "wav" and out.is_file() else ():  # players may trust a header
+                file.seek(at)
+                file.write(struct.pack("<I", size - at - 4))
     except BaseException as error:
-        if (size or not was_there) and out.is_file() and not out.is_symlink():
+        if size and out.is_file() and not out.is_symlink():
             out.unlink()
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(out)
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(out)
         raise
     return size
 
@@ -333,17 +326,21 @@ def ask(
         first = [{"role": "system", "content": system}] if system else []
         messages = [*first, user_message(question, files)]
         pieces = client.answer(messages, model, files, max_tokens=max_tokens, temperature=temperature)
-        said = False
-        try:
-            for reasoning, answer in until_first(pieces, "waiting for the first token"):
-                said = True
-                typer.echo(reasoning, nl=False, err=True)
-                typer.echo(answer, nl=False)
-        except ServerError:
-            if said:
-                typer.echo()  # an error is not the end of half an answer's line
-            raise
-        typer.echo()
+        show(pieces, "waiting for the first token", [])
+
+
+def show(pieces: Iterator[tuple[str, str]], what: str, said: list[str]) -> None:
+    """Print an answer as it comes, its reasoning to standard error. said: gets the pieces of the answer."""
+    try:
+        for reasoning, answer in until_first(pieces, what):
+            said.append(answer)
+            typer.echo(reasoning, nl=False, err=True)
+            typer.echo(answer, nl=False)
+    except ServerError:
+        if said:
+            typer.echo()  # an error is not the end of half an answer's line
+        raise
+    typer.echo()
 
 
 def _question_and_files(words: list[str]) -> tuple[str, list[Path]]:
@@ -357,7 +354,7 @@ def _question_and_files(words: list[str]) -> tuple[str, list[Path]]:
         others = []
     if not any(others):
         raise typer.BadParameter("the question is missing", param_hint="QUESTION")
-    if len(others) > 1 or missing_files(others[0]) == others:
+    if len(others) > 1 or (is_media_name(others[0]) and len(_words(others[0])) == 1):
         # A question has no such suffix, names no folder, and is longer than the name of a file that was mistyped.
         file = min(others, key=lambda word: (not is_media_name(word), not os.path.lexists(word), len(word)))
         problem = "is a directory" if os.path.isdir(file) else "does not exist"
@@ -547,7 +544,6 @@ HELP = """\
 A path in a line, typed or dropped into the window, adds a picture or video.
 /new     begins another conversation
 /quit    leaves, as Ctrl-D does; Ctrl-C stops an answer"""
-COMMANDS = ("/new", "/quit", "/help")
 
 
 def chat(
@@ -600,7 +596,7 @@ class Conversation:
                 them = "it" if len(waiting) == 1 else "them"
                 typer.echo(f"{', '.join(path.name for path in waiting)}: now ask about {them}", err=True)
                 continue
-            for word in missing_files(question):
+            for word in filter(is_media_name, question.split()):
                 typer.echo(f"there is no file {word}: it is taken as a word", err=True)
             self._turn(question, waiting)
             waiting = []
@@ -610,33 +606,22 @@ class Conversation:
             self._messages = list(self._begin)
         elif line == "/help":
             typer.echo(HELP, err=True)
-        elif (word := line.split()[0]) in COMMANDS:
-            typer.echo(f"{word} stands alone in its line", err=True)
         else:
-            typer.echo(f"{word} is neither a command nor a file; /help lists the commands", err=True)
+            typer.echo(f"{line.split()[0]} is neither a command nor a file; /help lists the commands", err=True)
 
     def _turn(self, question: str, files: list[Path]) -> None:
-        asked = [*self._messages, user_message(question, files)]
-        said = ""
+        asked, said = [*self._messages, user_message(question, files)], list[str]()
         try:
-            pieces = self._client.answer(asked, self._model, files, max_tokens=self._max_tokens)
-            for reasoning, answer in until_first(pieces, "thinking"):
-                typer.echo(reasoning, nl=False, err=True)
-                typer.echo(answer, nl=False)
-                said += answer
+            show(self._client.answer(asked, self._model, files, max_tokens=self._max_tokens), "thinking", said)
         except ServerError as error:
-            if said:
-                typer.echo()  # ends the line of half an answer
             typer.echo(f"reprise: {error}", err=True)
             self.failed = True
             return
         except KeyboardInterrupt:
+            typer.echo(" ..." if said else "")
             if not said:
-                typer.echo()
                 return  # as if it had not been asked
-            typer.echo(" ...", nl=False)
-        typer.echo()
-        self._messages = [*asked, {"role": "assistant", "content": said}]
+        self._messages = [*asked, {"role": "assistant", "content": "".join(said)}]
 
 
 def _lines() -> Iterator[str]:
@@ -666,13 +651,6 @@ def split_line(line: str) -> tuple[list[Path], str]:
         last -= 1
     files = [_path(word) for word in (*words[:first], *words[last:])]
     return files, (" ".join(words[first:last]) if files else line)
-
-
-def missing_files(question: str) -> list[str]:
-    """Words at the beginning and the end of a question without files that name a picture or video, as a mistyped path
-    does."""
-    words = _words(question)
-    return [word for word in dict.fromkeys((*words[:1], *words[-1:])) if is_media_name(word)]
 
 
 def _words(line: str) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import struct
+import io
+import wave
 from collections.abc import Iterator
 from itertools import chain, groupby
 
@@ -12,88 +13,9 @@ from av.error import FFmpegError
 
 from models.interfaces.errors import InputError
 from service.media.ffmpeg_audio import TempoAndRate
-from service.media.file_formats import MATROSKA
 from service.media.messages import AudioLimits
-from service.media.reference_audio import resample
+from service.media.reference_audio import RESAMPLER
 from service.media.video_decode import open_container
-
-# Whether audio was cut short, where its container tells how much there was.
-#
-# FFmpeg reads what is left of a WAV, MP3, Matroska or WebM file silently; it refuses cut FLAC, AAC and M4A itself.
-# Nothing is known of what was streamed: MP3 without a Xing header, WebM of unknown size. Nor of Ogg: its last page
-# should have a flag, but valid files lack it, Android's recordings among them.
-
-# From here on a WAV's size stands for "unknown", as programs write it that do not seek back to the header.
-UNKNOWN_WAV_SIZE = 0x7FFF_0000
-MOST_CHUNKS = 1000
-"""Of a WAV before its samples. A hostile file has millions, which would take seconds and hundreds of megabytes."""
-SLIP = 100
-"""A file may lack this fraction (1 / n) of what it tells: some programs count the header, too."""
-SEGMENT = b"\x18\x53\x80\x67"
-_XING_PLACES = (13, 21, 36)
-"""Behind the head and the side information of an MP3's first frame: MPEG-2 mono; MPEG-1 mono, MPEG-2 stereo; MPEG-1
-stereo."""
-
-Extent = tuple[int, int]
-"""(where it begins, bytes from there as the container tells them)"""
-
-
-def is_cut_short(data: bytes) -> bool:
-    """Whether more than 1 / SLIP is missing of what the header of a WAV, MP3, Matroska or WebM file tells."""
-    wav = _chunks_of_wav(data).get(b"data")
-    extent = wav or _segment_of_matroska(data) or _frames_of_mp3(data)
-    if extent is None or (extent is wav and extent[1] >= UNKNOWN_WAV_SIZE):
-        return False
-    begin, size = extent
-    return size - (len(data) - begin) > size // SLIP
-
-
-def _chunks_of_wav(data: bytes) -> dict[bytes, Extent]:
-    """The first of each name, up to the samples; none of another file."""
-    found, place = dict[bytes, Extent](), 12 if data[:4] == b"RIFF" and data[8:12] == b"WAVE" else len(data)
-    for _ in range(MOST_CHUNKS):
-        if place + 8 > len(data) or b"data" in found:
-            break
-        name, size = data[place : place + 4], int.from_bytes(data[place + 4 : place + 8], "little")
-        place += 8
-        found.setdefault(name, (place, size))
-        place += size + size % 2
-    return found
-
-
-def _segment_of_matroska(data: bytes) -> Extent | None:
-    """The element behind the file's head, which holds all else. A live recording does not tell its size (RFC 9559)."""
-    head = _ebml_extent(data, len(MATROSKA)) if data.startswith(MATROSKA) else None
-    if head is None:
-        return None
-    begin, size = head
-    segment = begin + size
-    return _ebml_extent(data, segment + len(SEGMENT)) if data.startswith(SEGMENT, segment) else None
-
-
-def _ebml_extent(data: bytes, place: int) -> Extent | None:
-    """The data of an element whose size is written at `place`; None if the size is unknown (RFC 8794)."""
-    first = data[place] if place < len(data) else 0
-    length = 9 - first.bit_length() if first else 0
-    unknown = (1 << 7 * length) - 1
-    size = int.from_bytes(data[place : place + length], "big") & unknown
-    return None if size == unknown else (place + length, size)
-
-
-def _frames_of_mp3(data: bytes) -> Extent | None:
-    """All of them, as the Xing header in the first frame tells, which encoders write when they have made the others."""
-    place = 0
-    if data[:3] == b"ID3":
-        place = 10 + sum(byte << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=False))
-    if data[place : place + 1] != b"\xff":
-        return None
-    for header in (place + offset for offset in _XING_PLACES):
-        if data[header : header + 4] in (b"Xing", b"Info"):
-            flags = int.from_bytes(data[header + 4 : header + 8], "big")
-            size = header + 8 + 4 * (flags & 1)  # behind the number of frames, if that is there
-            return (place, int.from_bytes(data[size : size + 4], "big")) if flags & 2 else None
-    return None
-
 
 # The codecs are those of browser and phone recordings, and of WAV files.
 CODECS = {
@@ -105,10 +27,8 @@ MAX_CHANNELS = 8
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4_000, 192_000
 SILENCE = 10 ** (-80 / 20)
 
-LOUDEST = 1e6
-"""Amplitudes of a recording are cut there: a filter's sums of far larger ones would not be finite."""
-RECORDING_FILTER = "filter_size=64:cutoff=0.97"
-"""Options of FFmpeg's resampler: at 16 kHz it is flat to 7.2 kHz."""
+LOUDEST = 1e36
+"""Amplitudes are cut there: a filter's sums of larger ones would not be finite."""
 
 BLOCK_FRAMES = 1 << 15
 Block = tuple[int, np.ndarray]
@@ -119,21 +39,15 @@ def decode_samples(data: bytes, *, sample_rate: int, field: str, limits: AudioLi
     """Decode audio to mono float32 [n] at `sample_rate`, peaks at most 1. InputError with `field` as soon as it is
     longer than limits.max_seconds, and for anything that is not audio, damaged, empty or not finite, or silent unless
     it is a recording."""
-    blocks = _mono_blocks(data, field, limits)
-    if limits.recording:
-        pieces = [*_resampled(blocks, sample_rate)]
-        if not pieces:  # too few to be resampled
-            raise InputError(field, "the audio has no samples")
-        samples = np.concatenate(pieces)
-        samples /= max(samples.max(initial=1.0), -samples.min(initial=0.0))
-        return samples
-    found = [*blocks]
-    mono = np.concatenate([block for _, block in found])
-    peak = float(np.abs(mono).max())
-    if peak < SILENCE:
+    pieces = [*_resampled(_mono_blocks(data, field, limits), sample_rate)]
+    if not pieces:  # too few to be resampled
+        raise InputError(field, "the audio has no samples")
+    samples = np.concatenate(pieces)
+    peak = max(samples.max(), -samples.min())
+    if peak < SILENCE and not limits.recording:
         raise InputError(field, "the audio is silent")
-    resampled = resample((mono / max(peak, 1.0)).astype(np.float32), found[0][0], sample_rate)
-    return np.clip(resampled, -1.0, 1.0)
+    samples /= max(peak, np.float32(1.0))
+    return samples
 
 
 def _mono_blocks(data: bytes, field: str, limits: AudioLimits) -> Iterator[Block]:
@@ -153,22 +67,20 @@ def _mono_blocks(data: bytes, field: str, limits: AudioLimits) -> Iterator[Block
 
 
 def _resampled(blocks: Iterator[Block], sample_rate: int) -> Iterator[np.ndarray]:
-    """float32 [n] at `sample_rate`, piece by piece: an hour takes too much memory and time as `resample` does it."""
+    """float32 [n] at `sample_rate`, piece by piece: an hour would take too much memory at once."""
     converter = None
     for rate, block in blocks:
         samples = block.clip(-LOUDEST, LOUDEST).astype(np.float32)
         if rate == sample_rate:
             yield samples
             continue
-        converter = converter or TempoAndRate(rate, sample_rate, options=RECORDING_FILTER)
+        converter = converter or TempoAndRate(rate, sample_rate, options=RESAMPLER)
         yield from converter.push(samples)
     if converter is not None:
         yield from converter.flush()
 
 
 def _blocks(data: bytes, field: str) -> Iterator[Block]:
-    if is_cut_short(data):
-        raise InputError(field, "the audio is damaged or truncated")
     if (pcm := _pcm_of_wav(data)) is not None:
         rate, samples = pcm
         _check_format(rate, samples.shape[1], field)
@@ -201,14 +113,16 @@ def _blocks(data: bytes, field: str) -> Iterator[Block]:
 
 
 def _pcm_of_wav(data: bytes) -> tuple[int, np.ndarray] | None:
-    """(sample rate, int16 [frames, channels]) of a whole file of 16-bit samples: FFmpeg reads 2 KB of one at a time."""
-    chunks = _chunks_of_wav(data)
-    (head, length), (begin, size) = chunks.get(b"fmt ", (0, 0)), chunks.get(b"data", (0, 0))
-    kind, channels, rate, _, width, bits = struct.unpack("<HHIIHH", data[head : head + 16].ljust(16))
-    plain = length >= 16 and (kind, bits, width) == (1, 16, 2 * channels) and 0 < size <= len(data) - begin
-    if not plain or not channels or size % width:
+    """(sample rate, int16 [frames, channels]) of a file of 16-bit samples: FFmpeg reads 2 KB of one at a time."""
+    try:
+        with wave.open(io.BytesIO(data)) as file:
+            if file.getsampwidth() != 2:
+                return None
+            rate, channels, samples = file.getframerate(), file.getnchannels(), file.readframes(file.getnframes())
+    except Exception:  # on hostile bytes wave raises anything; FFmpeg judges them
         return None
-    return rate, np.frombuffer(data, "<i2", size // 2, begin).reshape(-1, channels)
+    frames = len(samples) // (2 * channels)
+    return rate, np.frombuffer(samples, "<i2", frames * channels).reshape(frames, channels)
 
 
 def _check_format(rate: int, channels: int, field: str) -> None:

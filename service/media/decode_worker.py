@@ -12,7 +12,7 @@ import numpy as np
 from models.interfaces.errors import InputError
 from service.confined.channel import WorkerChannel, allow_cpu, confine
 from service.media import messages
-from service.media.image_decode import decoding_bytes, load_decoders, open_image, upright_picture
+from service.media.image_decode import load_decoders, open_image, upright_picture
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -73,7 +73,7 @@ class MediaDecoder:
                 case messages.OpenImage():
                     self._data, self._field = self._received(), job.field
                     self._image = open_image(self._data, field=job.field, limits=job.limits)
-                    self.channel.send(messages.ImageOpened(*self._image.size, decoding_bytes(self._image, self._data)))
+                    self.channel.send(messages.ImageOpened(*self._image.size))
                 case messages.ReadPixels():
                     if self._image is None:
                         raise InputError("", "no picture is open")

@@ -10,7 +10,6 @@ from typing import Literal
 Kind = Literal["image", "video", "audio", "text"]
 
 HEAD_BYTES = 1024
-MATROSKA = b"\x1a\x45\xdf\xa3"
 MP4_READERS: dict[Kind, str] = {"video": "mov,mp4,m4a,3gp,3g2,mj2", "audio": "mov,mp4,m4a,3gp,3g2,mj2"}
 MKV_READERS: dict[Kind, str] = {"video": "matroska,webm", "audio": "matroska,webm"}
 
@@ -39,7 +38,7 @@ FORMATS: tuple[Format, ...] = (
     Format("PNG", IMAGE, rb"\x89PNG", {"image": "PNG"}, "image/png"),
     Format("WebP", IMAGE, rb"RIFF.{4}WEBP", {"image": "WEBP"}, "image/webp"),
     Format("GIF", IMAGE, rb"GIF8", {"image": "GIF"}, "image/gif"),
-    Format("BMP", IMAGE, rb"BM.{28}[\x01\x02]\0{3}", {"image": "BMP"}, confined=True),  # run lengths, decoded in Python
+    Format("a run-length BMP", IMAGE, rb"BM.{28}[\x01\x02]\0{3}"),  # Pillow decodes them in Python
     Format("BMP", IMAGE, rb"BM.{4}(?:\0{4}|.{8}[\x0c(48@l|]\0{3})", {"image": "BMP"}, "image/bmp"),
     Format("a camera's raw file", IMAGE, rb"II\*\0.{4}CR|II(?:RO|RS|U\0)|FUJIFILMCCD|.{4}ftypcrx "),
     Format("TIFF", IMAGE, rb"II\*\0|MM\0\*", {"image": "TIFF"}, "image/tiff", confined=True),
@@ -59,7 +58,7 @@ FORMATS: tuple[Format, ...] = (
     Format(
         "MP4/MOV", VIDEO, rb"[\0-\x0f].{3}(?:ftyp|moov|mdat|wide|free|skip)", MP4_READERS, "video/mp4,video/quicktime"
     ),
-    Format("MKV/WebM", VIDEO, re.escape(MATROSKA), MKV_READERS, "video/webm,video/x-matroska,.mkv"),
+    Format("MKV/WebM", VIDEO, rb"\x1a\x45\xdf\xa3", MKV_READERS, "video/webm,video/x-matroska,.mkv"),
     Format("AVI", VIDEO, rb"RIFF.{4}AVI ", {"video": "avi"}, "video/x-msvideo,.avi"),
     Format("FLV", VIDEO, rb"FLV\x01"),
     Format("WMV or WMA (ASF)", ("video", "audio"), rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"),

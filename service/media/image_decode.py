@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import simplejpeg
 from PIL import AvifImagePlugin, Image
-from PIL.JpegImagePlugin import MARKER, JpegImageFile
+from PIL.JpegImagePlugin import MARKER
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import COMPRESSION_INFO, TiffImageFile
 
@@ -73,29 +73,12 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-PNG_PIXELS = b"IDAT"
-PNG_ORIENTING = (b"eXIf", *(name + b"\0" for name in ORIENTING))
-"""Kind of a chunk of a PNG, and beginnings of its texts."""
 
 
 def upright_turn(image: Image.Image) -> Image.Transpose | None:
     """What makes the picture upright, None if it is. Of a PNG it decodes the pixels: they may come first."""
     orientation = image.getexif().get(ORIENTATION, 1)
     return UPRIGHT.get(orientation) if isinstance(orientation, int) else None
-
-
-def may_be_turned(image: Image.Image, data: bytes) -> bool:
-    """Whether upright_turn may find a turn in a picture opened from `data`, before any pixel is decoded."""
-    if image.format == "PNG":
-        pixels = data.find(PNG_PIXELS)
-        if any(data.find(name, pixels) >= 0 for name in PNG_ORIENTING):
-            return True
-    head = Image.Image()  # one of its own: `image` would keep what it found, and a PNG decode its pixels
-    head.info = image.info
-    try:
-        return upright_turn(head) is not None
-    except Exception:  # whatever a hostile file makes of it; it is refused where the picture is turned
-        return True
 
 
 JPEG, SCAN = b"\xff\xd8", b"\xff\xda"
@@ -124,7 +107,7 @@ def check_segments(data: bytes, field: str) -> None:
     """InputError for too many segments of metadata, and for too much between them."""
     if not data.startswith(JPEG):
         return
-    count, filling, _ = _segments(data)
+    count, filling = _segments(data)
     if count > MAX_SEGMENTS:
         raise InputError(field, f"the image has too many segments of metadata: at most {MAX_SEGMENTS} allowed")
     if filling > MAX_FILLING:
@@ -139,19 +122,13 @@ def check_scans(data: bytes, pixels: int, max_pixels: int, field: str) -> None:
         raise InputError(field, f"the image has too many scans: {scans} given, at most {most} allowed at its size")
 
 
-def components_of_first_scan(data: bytes) -> int:
-    """How many of a JPEG's components its first scan has. If not all, libjpeg holds the coefficients of all of them."""
-    place = _segments(data)[2] + 2  # behind the length of the scan's header
-    return data[place] if place < len(data) else 0
-
-
-def _segments(data: bytes) -> tuple[int, int, int]:
+def _segments(data: bytes) -> tuple[int, int]:
     """Number of segments before the first scan, and of markers that have no place there, as Pillow finds them; it is
-    not counted beyond MAX_SEGMENTS + 1. Number of bytes between them. And the place behind the first scan's marker."""
+    not counted beyond MAX_SEGMENTS + 1. And the number of bytes between them."""
     count, filling, place = 0, 0, len(JPEG)
     while count <= MAX_SEGMENTS:
         if (found := MARKER_AHEAD.search(data, place)) is None:
-            return count, filling + max(0, len(data) - place), len(data)
+            return count, filling + max(0, len(data) - place)
         filling += found.start() - place
         marker, place = _marker(data, found), found.end()
         if marker == START_OF_SCAN or (marker not in MARKER and marker != ESCAPED):
@@ -159,7 +136,7 @@ def _segments(data: bytes) -> tuple[int, int, int]:
         count += 1
         if marker in MARKER and MARKER[marker][2] is not None:
             place += _length(data, place)
-    return count, filling, place
+    return count, filling
 
 
 def _scans(data: bytes, field: str) -> int:
@@ -185,53 +162,9 @@ def _length(data: bytes, place: int) -> int:
     return max(2, int.from_bytes(data[place : place + 2], "big"))
 
 
-RGB_BYTES = 3
-"""A pixel of RGB, and what every pixel is counted as at least. Pillow stores it in four bytes, and so do pictures count
-that need no more than those at any time."""
-PILLOW_RGB_BYTES = 4
-STORED_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}
-"""A pixel of Pillow's modes; of all others 4."""
-WEBP_BYTES = 16
-"""libwebp's two canvases, the bytes that it hands over, and Pillow's picture: four each, transparent or not. AVIF: its
-planes, of up to 8, and the same two."""
-MOST_BYTES = 16
-"""The most that a pixel takes, in any format."""
-COEFFICIENT_BYTES = 2
-
-
-def decoding_bytes(image: Image.Image, data: bytes) -> int:
-    """The most bytes that `image`, opened from `data` and not loaded, takes until it is an upright RGB picture. Counted
-    for its size, without what grows with a row or a tile."""
-    pixels = image.width * image.height
-    each = _bytes_of_a_pixel(image, data)
-    return int(pixels * (each if each > PILLOW_RGB_BYTES else RGB_BYTES))
-
-
-def _bytes_of_a_pixel(image: Image.Image, data: bytes) -> float:
-    if image.format in ("WEBP", "AVIF"):
-        return WEBP_BYTES
-    if image.mode == "RGB" and not image.has_transparency_data:
-        decoded, converted, held = RGB_BYTES, RGB_BYTES, PILLOW_RGB_BYTES
-    else:
-        decoded = held = STORED_BYTES.get(image.mode, 4)
-        converted = decoded + RGB_BYTES  # to_rgb
-    turned = 2 * held if may_be_turned(image, data) else 0  # before it is converted
-    if isinstance(image, TiffImageFile):  # a strip may be all rows, of 16 bits a sample; turned as it is loaded
-        decoded, turned = 3 * held, 2 * held
-    return max(converted, decoded + _coefficients(image, data), turned)
-
-
-def _coefficients(image: Image.Image, data: bytes) -> float:
-    """Bytes a pixel that libjpeg holds until it has read all scans of a picture, if one scan is not the whole of it."""
-    if not isinstance(image, JpegImageFile):
-        return 0.0
-    if "progressive" not in image.info and components_of_first_scan(data) >= image.layers:
-        return 0.0
-    factors = [(across, down) for _, across, down, _ in image.layer[-image.layers :]]
-    if not factors:
-        return 0.0  # a damaged header that names no components, which libjpeg refuses
-    most = max(across for across, _ in factors) * max(down for _, down in factors)
-    return COEFFICIENT_BYTES * sum(across * down for across, down in factors) / max(1, most)
+DECODING_BYTES = 16
+"""The most that a pixel takes until it is RGB, in any format: of a WebP libwebp's two canvases, the bytes that it hands
+over and Pillow's picture, four each. What grows with a row or a tile is not counted."""
 
 
 class PixelImage(Image.Image):
@@ -255,15 +188,7 @@ class PixelImage(Image.Image):
         return super().__array_interface__ if self._pixels is None else self._pixels.__array_interface__
 
 
-LITTLE_ENDIAN = b"II"
-ENTRY_BYTES = 12
-NEW_SUBFILE_TYPE, COMPRESSION, TILE_WIDTH, TILE_LENGTH, DNG_VERSION = 254, 259, 322, 323, 50706
-NEEDED_TAGS = frozenset(
-    [256, 257, 258, COMPRESSION, 262, 266, 273, 274, 277, 278, 279, 284, 292, 293, 317, 320, TILE_WIDTH, TILE_LENGTH]
-) | {324, 325, 338, 339, 347, 529, 530, 531, 532}
-"""Tags that make the pixels or turn them. Others (EXIF, XMP, further pages) would cost time alone."""
-MAX_VALUES = 65_536
-"""Of a tag: offsets of strips or tiles above all, each of which Pillow keeps as an object and reads on its own."""
+NEW_SUBFILE_TYPE, COMPRESSION, DNG_VERSION = 254, 259, 50706
 COMPRESSIONS = {1: "none", 2: "CCITT", 3: "CCITT", 4: "CCITT", 5: "LZW", 7: "JPEG", 8: "Deflate"} | {
     32773: "PackBits",
     32946: "Deflate",
@@ -273,87 +198,39 @@ MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "I;16", "I;
 BITS, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0
 
 
-def first_page(data: bytes, field: str) -> bytes:
-    """The TIFF with its first page alone and the NEEDED_TAGS of it. InputError for what is not read."""
-    order = "little" if data.startswith(LITTLE_ENDIAN) else "big"
-
-    def number(place: int, size: int) -> int:
-        return int.from_bytes(data[place : place + size], order)  # type: ignore[arg-type]
-
-    begin = number(4, 4) + 2
-    end = begin + ENTRY_BYTES * number(begin - 2, 2)
-    entries: dict[int, bytes] = {}
-    for place in range(begin, min(end, len(data)), ENTRY_BYTES):
-        tag, count = number(place, 2), number(place + 4, 4)
-        if tag == DNG_VERSION or (tag == NEW_SUBFILE_TYPE and number(place + 8, 4) & 1):
-            raise InputError(field, "the image is a camera's raw file; convert it to PNG or JPEG")
-        if tag in NEEDED_TAGS:
-            if count > MAX_VALUES:
-                raise InputError(field, f"the TIFF has {count} values in tag {tag}: at most {MAX_VALUES} allowed")
-            entries.setdefault(tag, data[place : place + ENTRY_BYTES])
-    entry = entries.get(COMPRESSION)
-    compression = 1 if entry is None else int.from_bytes(entry[8:10], order)  # type: ignore[arg-type]
+def check_tiff(image: TiffImageFile, field: str) -> None:
+    """InputError for raw files, and for compressions and samples that are not read or would get wrong colours."""
+    tags, mode = image.tag_v2, image.mode
+    if DNG_VERSION in tags or tags.get(NEW_SUBFILE_TYPE, 0) & 1:
+        raise InputError(field, "the image is a camera's raw file; convert it to PNG or JPEG")
+    compression, bits = tags.get(COMPRESSION, 1), max(tags.get(BITS, (1,)))
     if compression not in COMPRESSIONS:
         names = ", ".join(dict.fromkeys(COMPRESSIONS.values()))
         given = COMPRESSION_INFO.get(compression, "unknown").removeprefix("tiff_")
         raise InputError(field, f"the TIFF has the compression {given} ({compression}); {names} are supported")
-    head = data[:4] + len(data).to_bytes(4, order) + data[8:]  # type: ignore[arg-type]
-    return head + len(entries).to_bytes(2, order) + b"".join(entries.values()) + bytes(4)  # type: ignore[arg-type]
-
-
-def check_tiff(image: TiffImageFile, max_pixels: int, field: str) -> None:
-    """InputError for kinds of samples that would get wrong colours, and for strips or tiles beyond the picture."""
-    tags, mode = image.tag_v2, image.mode
-    bits = max(tags.get(BITS, (1,)))
     if mode not in MODES or (mode.startswith("I") and (bits != 16 or tags.get(PHOTOMETRIC) == WHITE_IS_ZERO)):
         raise InputError(field, f"the TIFF has samples of {bits} bits in mode {mode}; convert it to PNG or JPEG")
-    if tags.get(TILE_WIDTH, 0) * tags.get(TILE_LENGTH, 0) > max_pixels:
-        raise InputError(field, f"the TIFF has too large tiles: at most {max_pixels} pixels allowed")
-    extents = (tile.extents for tile in image.tile if tile.extents)
-    covered = sum((right - left) * (lower - upper) for left, upper, right, lower in extents)
-    if covered > (4 * image.width * image.height):  # planes of their own
-        raise InputError(field, "the TIFF has more strips or tiles than its size needs")
-
-
-TILE_PIXELS = 1 << 18
-"""Small enough that a tile's intermediates stay in the processor's cache, and that they need not be counted."""
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The picture, with transparency on white and the high byte of 16-bit samples. One that is RGB is returned as it
-    is."""
-    if image.mode == "RGB" and not image.has_transparency_data:
-        return image
-    width, height = image.size
-    pixels = np.empty((height, width, 3), np.uint8)
-    columns = min(width, TILE_PIXELS)
-    rows = TILE_PIXELS // columns
-    for top in range(0, height, rows):
-        for left in range(0, width, columns):
-            right, bottom = min(left + columns, width), min(top + rows, height)
-            pixels[top:bottom, left:right] = _tile(image.crop((left, top, right, bottom)))
-    return PixelImage(pixels)
-
-
-def _tile(image: Image.Image) -> np.ndarray:
-    """uint8 [height, width, 3], or [height, width, 1] if it is grey."""
+    """The picture, with transparency on white and the high byte of 16-bit samples."""
     if image.mode.startswith("I"):
         # convert() would clip 16-bit samples to 255 instead of scaling them, and leave the transparent one.
         samples = np.asarray(image)
         grey = (samples >> 8).clip(0, 255).astype(np.uint8)
         grey[samples == image.info.get("transparency", -1)] = 255
-        return grey[..., None]
+        return Image.fromarray(grey).convert("RGB")
     if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
-    return np.asarray(image.convert("RGB"))
+        rgba = image if image.mode == "RGBA" else image.convert("RGBA")
+        white = Image.new("RGB", rgba.size, "white")
+        white.paste(rgba, mask=rgba)
+        return white
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
-Admit = Callable[[int, int, int], None]
-"""(width, height, size): of the picture as it is stored, and the most bytes that decoding it takes at a time."""
+Admit = Callable[[int, int], None]
+"""(width, height) of the picture as it is stored, of whose pixels each takes at most DECODING_BYTES."""
 
-MAX_RUNS_BYTES = 4_000_000
-"""Of a run-length BMP: Pillow takes a microsecond for each run, of two bytes."""
 DAMAGED = "the image is damaged or truncated"
 UNUSUAL = ("cannot handle ", "Unsupported BMP ", "unknown pixel mode", "unknown data organization")
 """How Pillow's messages begin about JPEGs of 12 bits, BMPs with other bit fields or depths, and such TIFFs."""
@@ -387,7 +264,7 @@ def decode_image(data: bytes, *, field: str, limits: ImageLimits, admit: Admit |
     """
     with open_image(data, field=field, limits=limits) as image:
         if admit is not None:
-            admit(*image.size, decoding_bytes(image, data))
+            admit(*image.size)
         return upright_picture(image, data, field=field)
 
 
@@ -402,9 +279,7 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
     if found is None or "image" not in found.readers:
         raise InputError(field, refusal(data, "image"))
     name = found.readers["image"]
-    if name == "BMP" and found.confined and len(data) > MAX_RUNS_BYTES:
-        raise InputError(field, f"the image is a run-length BMP of more than {MAX_RUNS_BYTES} bytes; convert it to PNG")
-    bare = first_page(data, field) if name == "TIFF" else without_metadata(data, field)
+    bare = without_metadata(data, field)
     try:
         image: Image.Image = Image.open(io.BytesIO(bare), formats=(name,))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -423,7 +298,7 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
     if data.startswith(PNG) and LAST_CHUNK not in data:  # as Pillow does for a JPEG without its end
         raise InputError(field, DAMAGED)
     if isinstance(image, TiffImageFile):
-        check_tiff(image, limits.max_pixels, field)
+        check_tiff(image, field)
     return image
 
 
@@ -495,11 +370,8 @@ def read_image(
     size = opened.width, opened.height
     if min(size) < 1 or opened.width * opened.height > limits.max_pixels:
         raise ProtocolError(f"a picture of {size}")
-    pixels = opened.width * opened.height
-    if not RGB_BYTES * pixels <= opened.decoding_bytes <= MOST_BYTES * pixels:
-        raise ProtocolError(f"{opened.decoding_bytes} bytes for a picture of {size}")
     if admit is not None:
-        admit(*size, opened.decoding_bytes)
+        admit(*size)
     channel.send(ReadPixels())
     upright = expect(channel.receive(), Pixels)
     if (upright.width, upright.height) not in (size, size[::-1]):

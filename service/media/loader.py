@@ -23,16 +23,16 @@ from service.confined.workers import FairSemaphore, Program, WorkerLimits, Worke
 from service.media import messages
 from service.media.fetch import Fetcher, declared_type, decode_base64, is_data_url, payload_of, without_spaces
 from service.media.file_formats import is_confined
-from service.media.image_decode import RGB_BYTES, decode_image, load_decoders, read_image
+from service.media.image_decode import DECODING_BYTES, decode_image, load_decoders, read_image
 
 DECODER = Program("service.media.decode_worker", messages.Reply)
 LIMITS = WorkerLimits()
 Choose = Callable[[VideoMetadata], tuple[Sequence[int], FrameResizer]]
 """Metadata -> ascending indices of the frames to decode, and what resizes them (ChatProcessor.sample_video,
 frame_resizer)."""
-FULL_FRAMES = 5
-"""Frames of a video file that are charged at full size: the one that is resized, in 3 bytes a pixel, Pillow's copy of
-it in 4, the bands that are cut from that, and what is between the two passes."""
+FULL_FRAME_BYTES = 15
+"""Of each pixel of a frame of a video file that is resized: its 3 bytes, Pillow's copy of it in 4, the bands that are
+cut from that, and what is between the two passes."""
 MAX_FPS = 1000.0
 """Highest rate that a list of frames gets from its times, which may be as close as floats can be: models compute with
 the rate."""
@@ -68,7 +68,7 @@ async def decode_video(
             indices, resizer = choose(opened.metadata)
             kept = _checked(indices, opened.metadata, field, limits)
             height, width = opened.metadata.height, opened.metadata.width
-            charge(len(set(kept)) * resizer.num_bytes + FULL_FRAMES * RGB_BYTES * height * width)
+            charge(len(set(kept)) * resizer.num_bytes + FULL_FRAME_BYTES * height * width)
         except InputError:
             channel.send(messages.ReadFrames(()))  # makes the worker close the video
             messages.expect(channel.receive(), messages.Done)
@@ -96,9 +96,8 @@ def decode_frame_list(
     """Frames of a `data:video/jpeg;base64,f1,f2,...` URL, `payload` being the part after the first comma.
 
     fps: frame rate of the list, over 0. times: seconds of every frame, ascending, which then give the rate. decode:
-    decode_image, or the same in a worker process. charge: called with bytes before they are taken: those of all resized
-    frames and of decoding the first one before that is decoded, and what a later one takes beyond these. All frames
-    must have the same size. Blocks: call it in a thread.
+    decode_image, or the same in a worker process. charge: called with the bytes of all resized frames and of decoding
+    one, before the first is decoded. All frames must have the same size. Blocks: call it in a thread.
     """
     payload = without_spaces(payload)
     count = payload.count(",") + 1
@@ -116,31 +115,27 @@ def decode_frame_list(
     if times is not None and seconds > 0:
         fps = min((count - 1) / seconds, MAX_FPS)
 
-    encoded, stored, charged = payload.split(","), (0, 0), 0
+    encoded, stored = payload.split(","), (0, 0)
     indices: tuple[int, ...] = ()
 
     def metadata(height: int, width: int) -> VideoMetadata:
         return VideoMetadata(count, fps, count / fps, height, width, listed=True)
 
-    def admit(index: int, width: int, height: int, size: int) -> None:
-        """size: bytes that decoding the frame takes, of which `charged` are charged already."""
-        nonlocal stored, charged, indices
-        more, charged = max(0, size - charged), max(size, charged)
+    def admit(index: int, width: int, height: int) -> None:
+        nonlocal stored, indices
         if not indices:  # the header of the first frame is read
             stored = width, height
             wanted, resizer = choose(metadata(height, width))
             indices = _checked(wanted, metadata(height, width), field, limits)
-            more += len(set(indices)) * resizer.num_bytes
+            charge(len(set(indices)) * resizer.num_bytes + DECODING_BYTES * width * height)
         elif (width, height) not in (stored, stored[::-1]):  # it may be stored turned
             raise InputError(f"{field}[{index}]", SAME_SIZE)
-        if more:
-            charge(more)
 
     def frame(index: int) -> np.ndarray:
         at = f"{field}[{index}]"
         data = decode_base64(encoded[index], field=at, max_bytes=images.max_bytes)
         if is_confined(data):
-            raise InputError(at, "a frame of a list must be no TIFF, AVIF or run-length BMP; send JPEG")
+            raise InputError(at, "a frame of a list must be no TIFF or AVIF; send JPEG")
         return np.asarray(decode(data, field=at, limits=images, admit=partial(admit, index)))
 
     first = frame(0)
@@ -340,12 +335,12 @@ class MediaLoader:
         limits, counted = self.limits.image, False
         data = await self._read(url, field, limits.max_bytes, budget, room)
 
-        def admit(width: int, height: int, size: int) -> None:
+        def admit(width: int, height: int) -> None:
             nonlocal counted
             if not counted:
                 budget.take_pixels(width * height, field)
             counted = True
-            room.take(size)
+            room.take(DECODING_BYTES * width * height)
 
         def prepared(decode: Callable[..., Image.Image]) -> T:
             return prepare(decode(data, field=field, limits=limits, admit=admit), source_digest(data))

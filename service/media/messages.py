@@ -108,11 +108,10 @@ class ReadPixels(Struct, frozen=True):
 
 
 class ImageOpened(Struct, frozen=True):
-    """Size as stored, before the EXIF orientation is applied. decoding_bytes: the most that decoding it takes."""
+    """Size as stored, before the EXIF orientation is applied."""
 
     width: int
     height: int
-    decoding_bytes: int
 
 
 class Pixels(Struct, frozen=True):

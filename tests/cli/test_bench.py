@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,7 @@ from service.cli.bench import report as bench_report
 from service.cli.bench import run as bench_run
 from service.cli.bench.report import page_of
 from service.cli.bench.run import Clients, summary
-from service.cli.bench.traffic import (
-    PATCH_SECONDS,
-    WORDS,
-    ChatLoad,
-    Connection,
-    ConnectionFailed,
-    Record,
-    SpeechLoad,
-    payload,
-    peer_of,
-    questions,
-)
+from service.cli.bench.traffic import WORDS, ChatLoad, Connection, Record, SpeechLoad, converse, payload, questions
 from service.cli.main import app
 from tests.support.processes import ROOT, ServerProcess
 from tests.support.servers import running_server
@@ -68,11 +56,6 @@ def test_every_field_of_a_body_is_one_of_the_api(load: Any) -> None:
     if isinstance(parsed, ChatRequestBody):
         assert all(set(message) <= set(Message.__struct_fields__) for message in body["messages"])
         assert parsed.stream_options is not None and parsed.stream_options.include_usage
-
-
-def test_a_fixed_length_of_speech_is_asked_for_in_patches() -> None:
-    body = payload(SpeechLoad("http://x", "m", 1, 0, seconds=10.08), np.random.default_rng(0))
-    assert body["min_len"] == body["max_len"] == round(10.08 / PATCH_SECONDS) == 63
 
 
 @pytest.mark.slow
@@ -268,62 +251,27 @@ def test_a_report_that_cannot_be_made_is_refused_in_words(tmp_path: Path) -> Non
         assert "has no model 'nobody'; it has" in refusal("--report", path, "--url", server.url, "--model", "nobody")
 
 
-ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
-Handler = Callable[[int, int, asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, bool]]
-
-
-async def talk(handler: Handler, requests: int) -> tuple[list[bytes], int]:
-    """Answers to requests sent one after the other, and the number of connections. handler: by the numbers of the
-    connection and of its request, from 0; returns whether the connection stays open."""
-    connections = 0
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
-        number, connections = connections, connections + 1
-        asked = 0
-        while True:
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert b"content-length: 4" in head and await reader.readexactly(4) == b"text"
-            if not await handler(number, asked, reader, writer):
-                break
-            asked += 1
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        connection = Connection(peer_of(f"http://127.0.0.1:{port}", None), 30.0)
-        answers = []
-        try:
-            for _ in range(requests):
-                await connection.request("POST", "/", b"text")
-                answers.append(b"".join([piece async for piece in connection.body()]))
-        finally:
-            connection.close()
-    return answers, connections
-
-
-def test_a_request_on_a_connection_that_the_server_just_closed_is_sent_again() -> None:
-    async def handler(connection: int, asked: int, _: Any, writer: asyncio.StreamWriter) -> bool:
-        if connection == 0 and asked == 1:
-            return False  # As if it had closed the idle connection when the request was on its way.
-        writer.write(ANSWER)
-        return True
-
-    assert asyncio.run(talk(handler, 3)) == ([b"ok"] * 3, 2)
-
-
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\no"], ids=["nothing", "a part"])
 def test_an_answer_that_breaks_off_is_a_failure(said: bytes) -> None:
-    """Nothing on a new connection, and a part on any: the server has seen that request."""
+    """A connection that was closed after an answer is opened again."""
 
-    async def handler(connection: int, asked: int, _: Any, writer: asyncio.StreamWriter) -> bool:
-        last = asked == (1 if said else 0)
-        writer.write(said if last else ANSWER)
-        return not last
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(replies.pop(0))
+        writer.close()
 
-    with pytest.raises(ConnectionFailed):
-        asyncio.run(talk(handler, 3))
+    async def records() -> list[Record]:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            load = SpeechLoad(f"http://127.0.0.1:{port}", "m", 1, 0)
+            connection = Connection(load)
+            found = [record for _ in range(3) async for record in converse(connection, load, b"{}", [])]
+            await connection.close()
+            return found
+
+    whole = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+    replies = [whole, said, whole]
+    assert [record.error for record in asyncio.run(records())] == ["", "failed", ""]
 
 
 def test_a_summary_tells_why_requests_failed() -> None:

@@ -1,10 +1,9 @@
 """Triton's interpreter, without the work that it repeats for each operation of a kernel.
 
 It goes through its whole language at every launch, and at every call of a function from a kernel, to replace what is
-replaced already, wraps the shape of every value and spells the name of its type anew, works out which type and shape
-two values have in common that have the same ones, and computes integers a second time to see whether they overflow,
-which at the sizes of tests would show in the results. Kernels compute the same without that, in less than half of the
-time.
+replaced already, wraps the shape of every value and spells the name of its type anew, and computes integers a second
+time to see whether they overflow, which at the sizes of tests would show in the results. Kernels compute the same
+without that, in little more than half of the time.
 """
 
 from __future__ import annotations
@@ -14,12 +13,7 @@ from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any
 
-import numpy as np
-
-INSIDES = (
-    *("TensorHandle", "interpreter_semantic", "_LangPatchScope", "_get_np_dtype", "_patch_attr", "_patch_lang"),
-    "_validate_np_data_size",
-)
+INSIDES = ("interpreter_semantic", "_LangPatchScope", "_get_np_dtype", "_patch_attr", "_patch_lang")
 """Of triton.runtime.interpreter, as far as they are replaced or used here."""
 
 
@@ -34,8 +28,6 @@ def quicken() -> None:
         _replace_language_once(interpreter, core)
         _look_numbers_up_once(interpreter, core)
         _wrap_shapes_once(core)
-        _compare_by_identity(interpreter, core)
-        _match_what_differs(interpreter, core, type(interpreter.interpreter_semantic))
         if options := getattr(interpreter.interpreter_builder, "options", None):
             object.__setattr__(options, "sanitize_overflow", False)
 
@@ -130,59 +122,3 @@ def _call_straight(interpreter: Any, core: Any) -> None:
         scope.set_attr(obj, name, call)
 
     interpreter._patch_attr = patch
-
-
-def _compare_by_identity(interpreter: Any, core: Any) -> None:
-    """There is one object for each type of numbers; and most values are no constants of the language."""
-    equals, unwrap, fits = core.dtype.__eq__, core._unwrap_if_constexpr, interpreter._validate_np_data_size
-    plain = {core.tensor, core.dtype, core.block_type, core.pointer_type, int, float, bool, str, type(None)}
-
-    def is_same(self: Any, other: Any) -> Any:
-        return self is other or equals(self, other)
-
-    def unwrapped(value: Any) -> Any:
-        return value if type(value) in plain else unwrap(value)
-
-    def is_no_larger(array: Any, number: Any) -> bool:
-        known = type(number) is core.dtype and 8 * array.itemsize <= number.primitive_bitwidth
-        return known or fits(array, number)
-
-    core.dtype.__eq__, core._unwrap_if_constexpr, interpreter._validate_np_data_size = is_same, unwrapped, is_no_larger
-
-
-def _match_what_differs(interpreter: Any, core: Any, semantic: Any) -> None:
-    """Operands of one type and shape are as they should be already, unless they have 16 bits, which a division widens.
-    Of a pointer and its offset shapes alone matter. A scalar becomes a block in one step."""
-    match, broadcast = semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value
-
-    def are_alike(left: Any, right: Any) -> bool:
-        if left.is_block() and right.is_block():
-            return left.shape is right.shape
-        return left.is_block() == right.is_block()
-
-    def match_if_needed(self: Any, lhs: Any, rhs: Any, *rules: Any, **named_rules: Any) -> Any:
-        if type(lhs) is type(rhs) is core.tensor:
-            left, right = lhs.dtype, rhs.dtype
-            is_number = type(left) is core.dtype and left.primitive_bitwidth != 16
-            if is_number and left is right and are_alike(lhs.type, rhs.type):
-                return lhs, rhs
-            if type(left) is core.pointer_type and right.is_int() and rules[:1] == (True,):
-                return broadcast_if_needed(self, lhs, rhs)
-        return match(self, lhs, rhs, *rules, **named_rules)
-
-    def spread(scalar: Any, block: Any) -> Any:
-        number = scalar.handle.dtype.scalar
-        filled = np.full(tuple(block.shape), scalar.handle.data, interpreter._get_np_dtype(number))
-        return core.tensor(interpreter.TensorHandle(filled, number), block.with_element_ty(scalar.dtype))
-
-    def broadcast_if_needed(self: Any, lhs: Any, rhs: Any) -> Any:
-        left, right = lhs.type, rhs.type
-        if are_alike(left, right):
-            return lhs, rhs
-        if not right.is_block():
-            return lhs, spread(rhs, left)
-        if not left.is_block():
-            return spread(lhs, right), rhs
-        return broadcast(self, lhs, rhs)
-
-    semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value = match_if_needed, broadcast_if_needed

@@ -6,36 +6,27 @@ python -m training.voice.built_in_voices CHECKPOINT
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 
+import httpx
 import numpy as np
 from safetensors.numpy import load_file
 
-PORT = 8399
+from service.cli.bench.report import started
+
+LONGEST = 3600.0
+"""Seconds until the server is ready."""
 
 
 def make(checkpoint: Path, voices: Path) -> dict[str, np.ndarray]:
     """References by key, made by a server with these voices."""
-    command = [sys.executable, "-m", "service.cli", "serve", "--model", str(checkpoint), "--port", str(PORT)]
-    server = subprocess.Popen([*command, "--voices-dir", str(voices)])
-    try:
-        while server.poll() is None:
+    flags = ["--model", str(checkpoint), "--voices-dir", str(voices)]
+    with started(flags, time.monotonic() + LONGEST) as (url, _):
+        while httpx.get(f"{url}/ready", trust_env=False).json()["background"]["voices_left"]:
             time.sleep(1.0)
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/ready") as answer:
-                    if json.load(answer)["background"]["voices_left"] == 0:
-                        break
-            except OSError:
-                continue
-    finally:
-        server.terminate()
-        server.wait()
     return {path.stem: load_file(path)["reference"] for path in sorted((voices / ".named").glob("*.safetensors"))}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,8 +79,8 @@ class Packer:
         self._is_patch = np.zeros((rows, length), bool)
         self._positions = np.zeros((rows, length), np.int64)
         self._documents = np.full((rows, length), -1, np.int64)
-        self._audio: list[np.ndarray] = []
-        self._targets: list[np.ndarray] = []
+        self._audio: list[tuple[np.ndarray, ...]] = []
+        self._targets: list[tuple[np.ndarray, ...]] = []
         self._audio_count = 0
         waiting = self._example(length)
         for row in range(rows):
@@ -109,53 +110,37 @@ class Packer:
         return example
 
     def _place(self, example: _Example, row: int, column: int, document: int) -> None:
-        end = column + example.size
+        end, count = column + example.size, example.targets
         self._ids[row, column:end] = example.ids
         self._is_patch[row, column:end] = example.is_patch
         self._positions[row, column:end] = np.arange(example.size)
         self._documents[row, column:end] = document
-        base = row * self._shape.length + column
-        places = np.flatnonzero(example.is_patch)
-        count = example.audio
-        noise = np.full(count, int(1000 * example.noise))
-        self._audio.append(np.stack((places + base, example.patches, noise)))
-        index = self._audio_count + np.arange(count - example.targets, count)
-        before = index - 1
+        places = np.flatnonzero(example.is_patch) + row * self._shape.length + column
+        noise = np.full(example.audio, int(1000 * example.noise) / 1000, np.float32)
+        self._audio.append((places, example.patches, noise))
+        self._audio_count += example.audio
+        before = np.arange(self._audio_count - count, self._audio_count) - 1
         before[0] = self._shape.patches - 1
-        last = np.zeros(example.targets, np.int64)
-        last[-1] = 1
-        target = example.patches[-example.targets :]
-        where = places[-example.targets :] - 1 + base
-        span = example.span + column
-        self._targets.append(np.stack((where, target, before, last, span[:, 0], span[:, 1], np.ones_like(where))))
-        self._audio_count += count
+        last = (np.arange(count) == count - 1).astype(np.int64)
+        span, weight = example.span + column, np.ones(count, np.float32)
+        self._targets.append((places[-count:] - 1, example.patches[-count:], before, last, span, weight))
 
     def _finish(self, nowhere: int, patches: int) -> Batch:
-        audio = np.zeros((3, patches), np.int64)
-        audio[0] = nowhere
-        joined = np.concatenate(self._audio, axis=1)
-        audio[:, : joined.shape[1]] = joined
-        target = np.zeros((7, patches), np.int64)
-        target[2] = patches - 1
-        target[5] = 1
-        joined = np.concatenate(self._targets, axis=1)
-        target[:, : joined.shape[1]] = joined
-        place, patch, before, last = torch.from_numpy(target[:4]).unbind()
+        rows = (self._ids, self._is_patch, self._positions, self._documents)
         return Batch(
-            token_ids=torch.from_numpy(self._ids),
-            is_patch=torch.from_numpy(self._is_patch),
-            positions=torch.from_numpy(self._positions),
-            documents=torch.from_numpy(self._documents),
-            audio_place=torch.from_numpy(audio[0]),
-            audio_patch=torch.from_numpy(audio[1]),
-            audio_noise=torch.from_numpy((audio[2] / 1000).astype(np.float32)),
-            place=place,
-            patch=patch,
-            before=before,
-            last=last,
-            span=torch.from_numpy(np.ascontiguousarray(target[4:6].T)),
-            weight=torch.from_numpy(target[6].astype(np.float32)),
+            *map(torch.from_numpy, rows),
+            *_padded(self._audio, patches, (nowhere, 0, 0.0)),
+            *_padded(self._targets, patches, (0, 0, patches - 1, 0, (0, 1), 0.0)),
         )
+
+
+def _padded(parts: list[tuple[np.ndarray, ...]], size: int, fills: tuple[object, ...]) -> Iterator[Tensor]:
+    """Each column of all parts, of `size` rows."""
+    for column, fill in zip(zip(*parts, strict=True), fills, strict=True):
+        joined = np.concatenate(column)
+        padded = np.full((size, *joined.shape[1:]), fill, joined.dtype)
+        padded[: len(joined)] = joined
+        yield torch.from_numpy(padded)
 
 
 class _Example:

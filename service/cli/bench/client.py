@@ -14,12 +14,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 import numpy as np
 
-from service.cli.bench.traffic import Assignment, Connection, Record, converse, payload, peer_of, questions
+from service.cli.bench.traffic import Assignment, Connection, Record, converse, payload, questions
 
 READY = b"ready\n"
 
@@ -30,8 +29,7 @@ async def run(assignment: Assignment, barrier: Callable[[], bytes], report: Call
     load = assignment.load
     rng = np.random.default_rng(assignment.seed)
     talks = [(msgspec.json.encode(payload(load, rng)), questions(load, rng)) for _ in range(assignment.count)]
-    connect = partial(Connection, peer_of(load.url, load.api_key), load.timeout)
-    idle = [connect() for _ in range(max(1, assignment.lanes))]
+    idle = [Connection(load) for _ in range(max(1, assignment.lanes))]
     gc.freeze()  # loaded objects stay: the garbage collector need not scan them while answers come
     barrier()
     await asyncio.gather(*(connection.warm_up() for connection in idle))
@@ -42,7 +40,7 @@ async def run(assignment: Assignment, barrier: Callable[[], bytes], report: Call
     async def at(offset: float, talk: tuple[bytes, list[str]]) -> None:
         """Send a request at its own time, over a further connection when all are in use."""
         await asyncio.sleep(max(0.0, begin + offset - time.time()))
-        connection = idle.pop() if idle else connect()
+        connection = idle.pop() if idle else Connection(load)
         async for record in converse(connection, load, *talk):
             if record.turn == 1:
                 record.delay = record.start - begin - offset
@@ -64,7 +62,7 @@ async def run(assignment: Assignment, barrier: Callable[[], bytes], report: Call
         await asyncio.sleep(assignment.after)
         await asyncio.gather(*map(lane, idle))
     for connection in idle:
-        connection.close()
+        await connection.close()
 
 
 def _read() -> bytes:

@@ -65,7 +65,7 @@ def write_report(path: Path, url: str, key: str, model: str, seconds: float) -> 
         except CheckpointError as error:
             raise ServerError(str(error)) from error
         end = time.monotonic() + seconds  # a download does not count
-        with _started(["--model", model] if model else [], end) as (started, ready), connect(started, key) as client:
+        with started(["--model", model] if model else [], end) as (address, ready), connect(address, key) as client:
             report = _measured(client, "", end, seconds)
         report["start"]["ready"] = ready
     if not url or is_loopback(urlsplit(url).hostname or ""):
@@ -78,7 +78,7 @@ def write_report(path: Path, url: str, key: str, model: str, seconds: float) -> 
 
 
 @contextmanager
-def _started(flags: Sequence[str], end: float) -> Iterator[tuple[str, float]]:
+def started(flags: Sequence[str], end: float) -> Iterator[tuple[str, float]]:
     """A server in a process of its own: its address, and the seconds until it was ready."""
     command = [*python_command("service.cli"), "serve", "--host", "127.0.0.1", "--port", "0", "--log-format", "json"]
     typer.echo("starting a server", err=True)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import ssl
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
-import h11
+import httpcore
 import httpx
 import msgspec
 import numpy as np
@@ -137,136 +135,51 @@ def text(rng: np.random.Generator, count: int) -> str:
     return " ".join(rng.choice(WORDS, count))
 
 
-# The connection of one lane of a load: HTTP/1.1 by h11 over asyncio's streams, kept open between requests.
-#
-# httpx takes a millisecond of processor time for a request, as much as an idle server takes for its part.
-
-READ_BYTES = 1 << 16
-PORTS = {"http": 80, "https": 443}
+FAILURES = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
+"""No complete answer: not connected, cut off, or not HTTP."""
 
 
-class ConnectionFailed(Exception):
-    """No complete answer: not connected, cut off, or not HTTP."""
-
-
-@dataclass(frozen=True)
-class Peer:
-    """The target of a load: host and port, tls for https, the prefix of every path, and the headers of every
-    request."""
-
-    host: str
-    port: int
-    tls: ssl.SSLContext | None
-    prefix: str
-    headers: tuple[tuple[str, str], ...]
-
-
-def peer_of(url: str, api_key: str | None) -> Peer:
-    parts = urlsplit(url)
-    if parts.scheme not in PORTS or parts.hostname is None:
-        raise ValueError(f"url: {url!r} is not the address of a server")
-    headers = [("host", parts.netloc.rpartition("@")[2]), ("accept-encoding", "identity")]
-    if api_key:
-        headers.append(("authorization", f"Bearer {api_key}"))
-    tls = httpx.create_ssl_context(trust_env=False) if parts.scheme == "https" else None
-    return Peer(parts.hostname, parts.port or PORTS[parts.scheme], tls, parts.path.rstrip("/"), tuple(headers))
+@cache
+def _tls() -> ssl.SSLContext:
+    return httpx.create_ssl_context(trust_env=False)
 
 
 class Connection:
-    """Sends requests one after the other. If the server has closed the connection, or an answer was not read to its
-    end, it is opened again for the next request.
+    """The connection of one lane of a load, opened again for the next request if the server has closed it.
 
-    timeout: seconds to connect, and for each part of an answer. Past it TimeoutError, otherwise ConnectionFailed.
-    """
+    By httpcore: the processor time of httpx for a request, a millisecond, is as much as an idle server takes for its
+    part."""
 
-    def __init__(self, peer: Peer, timeout: float) -> None:
-        self._peer = peer
-        self._timeout = timeout
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._http = h11.Connection(h11.CLIENT)
-        self._fresh = True
-        """Whether the current request is the first of its connection."""
-        self._heard = False
-        """Whether anything came since it was sent."""
+    def __init__(self, load: Load) -> None:
+        """Raises ValueError for what is not the address of a server."""
+        url = httpx.URL(load.url)
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ValueError(f"url: {load.url!r} is not the address of a server")
+        tls = _tls() if url.scheme == "https" else None
+        self._pool = httpcore.AsyncConnectionPool(tls, max_connections=1)
+        self._url = str(url.copy_with(userinfo=b"")).rstrip("/")
+        self._headers: dict[bytes | str, bytes | str] = {
+            "host": url.netloc.decode(),
+            "content-type": "application/json",
+        }
+        if load.api_key:
+            self._headers["authorization"] = f"Bearer {load.api_key}"
+        self._extensions = {"timeout": dict.fromkeys(("connect", "read", "write"), load.timeout)}
+
+    def stream(self, method: str, path: str, content: bytes = b"") -> AbstractAsyncContextManager[httpcore.Response]:
+        """Raises one of FAILURES, as the reading of the response's body does."""
+        url, headers = self._url + path, self._headers
+        return self._pool.stream(method, url, headers=headers, content=content, extensions=self._extensions)
 
     async def warm_up(self) -> None:
         """Opens the connection with one GET, so that no measured request is the first. Errors surface in the next
         request."""
-        with suppress(ConnectionFailed, TimeoutError):
-            await self.request("GET", "/health", b"")
-            async for _ in self.body():
-                pass
+        with suppress(*FAILURES):
+            async with self.stream("GET", "/health") as response:
+                await response.aread()
 
-    async def request(self, method: str, path: str, content: bytes) -> h11.Response:
-        """Sends a request and returns the head of its answer. The body must be read next.
-
-        A server may close an idle connection at the moment when a request is sent on it. It has not read the request
-        then, which is sent again on a new connection."""
-        try:
-            return await self._ask(method, path, content)
-        except ConnectionFailed:
-            if self._fresh or self._heard:
-                raise
-        self.close()
-        return await self._ask(method, path, content)
-
-    async def _ask(self, method: str, path: str, content: bytes) -> h11.Response:
-        try:
-            writer = await self._ready()
-            headers = [*self._peer.headers, ("content-type", "application/json"), ("content-length", str(len(content)))]
-            head = self._http.send(h11.Request(method=method, target=self._peer.prefix + path, headers=headers))
-            body = self._http.send(h11.Data(data=content))
-            self._http.send(h11.EndOfMessage())
-            assert head is not None and body is not None
-            self._heard = False
-            writer.write(head + body)
-            while not isinstance(event := await self._next(), h11.Response):
-                if not isinstance(event, h11.InformationalResponse):
-                    raise ConnectionFailed("the server closed the connection")
-        except (OSError, h11.ProtocolError) as error:
-            raise _failure(error) from error
-        return event
-
-    async def body(self) -> AsyncGenerator[bytes]:
-        try:
-            while isinstance(event := await self._next(), h11.Data):
-                yield bytes(event.data)
-        except (OSError, h11.ProtocolError) as error:
-            raise _failure(error) from error
-
-    def close(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
-            self._streams = None
-
-    async def _ready(self) -> asyncio.StreamWriter:
-        """Returns a connection with nothing left of an earlier answer."""
-        if self._http.our_state is self._http.their_state is h11.DONE:
-            self._http.start_next_cycle()
-        else:
-            self.close()
-        self._fresh = self._streams is None or self._streams[0].at_eof()
-        if self._streams is None or self._fresh:
-            self.close()
-            async with asyncio.timeout(self._timeout):
-                self._streams = await asyncio.open_connection(self._peer.host, self._peer.port, ssl=self._peer.tls)
-            self._http = h11.Connection(h11.CLIENT)
-        return self._streams[1]
-
-    async def _next(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        while True:
-            event = self._http.next_event()
-            if event is not h11.NEED_DATA:
-                return event
-            assert self._streams is not None
-            async with asyncio.timeout(self._timeout):
-                data = await self._streams[0].read(READ_BYTES)
-            self._heard = self._heard or bool(data)
-            self._http.receive_data(data)
-
-
-def _failure(error: Exception) -> Exception:
-    return error if isinstance(error, TimeoutError) else ConnectionFailed(str(error))
+    async def close(self) -> None:
+        await self._pool.aclose()
 
 
 PATCH_SECONDS = 0.16
@@ -312,18 +225,18 @@ async def _send(connection: Connection, load: AnyLoad, body: bytes, said: list[s
     begin = time.perf_counter()
     try:
         path = "/v1/chat/completions" if isinstance(load, ChatLoad) else "/v1/audio/speech"
-        response = await connection.request("POST", path, body)
-        record.status = response.status_code
-        if record.status != 200:
-            await _refused(connection, record)
-        elif isinstance(load, ChatLoad):
-            await _time_chat(connection, record, begin, said)
-        else:
-            await _time_speech(connection, response, record, begin, load)
-        record.duration = time.perf_counter() - begin
-    except (ConnectionFailed, TimeoutError, msgspec.DecodeError) as error:
+        async with connection.stream("POST", path, body) as response:
+            record.status = response.status
+            if record.status != 200:
+                await _refused(response, record)
+            elif isinstance(load, ChatLoad):
+                await _time_chat(response, record, begin, said)
+            else:
+                await _time_speech(response, record, begin, load)
+            record.duration = time.perf_counter() - begin
+    except (*FAILURES, msgspec.DecodeError) as error:
         record.error = "failed"
-        record.status = record.status or (408 if isinstance(error, TimeoutError) else 0)
+        record.status = record.status or (408 if isinstance(error, httpcore.TimeoutException) else 0)
         record.message = str(error) or type(error).__name__
     return record
 
@@ -376,9 +289,9 @@ def _letters(rng: np.random.Generator, count: int) -> str:
     return "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz0123456789"), count))
 
 
-async def _time_chat(connection: Connection, record: Record, begin: float, said: list[str]) -> None:
+async def _time_chat(response: httpcore.Response, record: Record, begin: float, said: list[str]) -> None:
     last = begin
-    async for event in _events(connection):
+    async for event in _events(response):
         if "error" in event:
             record.error = "failed"
         if usage := event.get("usage"):
@@ -398,10 +311,10 @@ async def _time_chat(connection: Connection, record: Record, begin: float, said:
             last = now
 
 
-async def _events(connection: Connection) -> AsyncGenerator[dict[str, Any]]:
+async def _events(response: httpcore.Response) -> AsyncGenerator[dict[str, Any]]:
     """The payloads of a stream of server-sent events, to the end of the answer."""
     held = b""
-    async for piece in connection.body():
+    async for piece in response.aiter_stream():
         *lines, held = (held + piece).split(b"\n")
         for line in lines:
             payload = line.removeprefix(b"data: ").strip()
@@ -409,9 +322,9 @@ async def _events(connection: Connection) -> AsyncGenerator[dict[str, Any]]:
                 yield msgspec.json.decode(payload)
 
 
-async def _refused(connection: Connection, record: Record) -> None:
+async def _refused(response: httpcore.Response, record: Record) -> None:
     record.error = "refused"
-    said = b"".join([piece async for piece in connection.body()])
+    said = await response.aread()
     try:
         record.message = msgspec.json.decode(said)["error"]["message"]
     except (msgspec.DecodeError, KeyError, TypeError):
@@ -435,14 +348,12 @@ def _speech_payload(load: SpeechLoad, rng: np.random.Generator) -> dict[str, Any
     return body
 
 
-async def _time_speech(
-    connection: Connection, response: h11.Response, record: Record, begin: float, load: SpeechLoad
-) -> None:
+async def _time_speech(response: httpcore.Response, record: Record, begin: float, load: SpeechLoad) -> None:
     """pcm is counted exactly; of other formats the audio is what a fixed number of patches gives, underruns unknown."""
     bytes_per_second = 2 * int(dict(response.headers).get(b"x-sample-rate", 48000))
     pcm = load.response_format == "pcm"
     received, playback, last = 0.0, 0.0, begin
-    async for chunk in connection.body():
+    async for chunk in response.aiter_stream():
         now = time.perf_counter()
         if not record.first:
             record.first = now - begin

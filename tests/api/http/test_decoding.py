@@ -66,7 +66,7 @@ async def test_pixels_are_charged_before_they_are_decoded(loader: MediaLoader) -
             await loader.video(
                 url, chosen(0, 1), never_prepared, frame_list_fps=1.0, field="f", budget=loader.budget(), room=Full()
             )
-    assert charged == [40 * 30 * 3, (2 + 5) * 64 * 48 * 3, (2 + 1) * 40 * 30 * 3], "and a few full frames"
+    assert charged == [40 * 30 * 16, (2 + 5) * 64 * 48 * 3, 40 * 30 * (2 * 3 + 16)], "and a few full frames"
     # The decoders can go on.
     loaded = await loader.image(
         data_url(encoded(picture(), "PNG")), lambda image, _: np.asarray(image), field="f", budget=loader.budget()
