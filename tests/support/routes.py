@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from service.graphs.observations import Route
 from service.graphs.pool import RouteSeconds
-from service.graphs.runner import RouteTrial
 
 
 @pytest.fixture
 def replayed_if_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a captured graph holds is replayed, whatever was measured at its capture."""
-
-    def current(self: RouteSeconds, current: Route = "replay", *, gain: float = 0.0) -> Route:
-        return current
-
-    monkeypatch.setattr(RouteSeconds, "faster", current)
-    monkeypatch.setattr(RouteTrial, "route", lambda self: "replay")
+    monkeypatch.setattr(RouteSeconds, "faster", lambda seconds: "replay")
