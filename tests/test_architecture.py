@@ -60,8 +60,8 @@ MAY_IMPORT = {
 import all of these but the engine and the graphs."""
 ENGINE_SIDE = ("service.engine.", "service.graphs.")
 API_SIDE_MAY_IMPORT = {"service.graphs.observations"}
-ENGINE_TOOLS = ("service.tuning",)
-"""Commands that run the engine's own code in their process: the dry run and the choice of GEMM configurations."""
+ENGINE_TOOLS = ("service.sizing",)
+"""Commands that run the engine's own code in their process: the dry run."""
 
 
 def package_of(module: str) -> str:
