@@ -103,7 +103,7 @@ def test_a_published_chat_model_on_small_and_large_gpus(tmp_path: Path) -> None:
     assert 0.2 * GIB < small.memory.workspace < 1.5 * GIB
     assert (hosted.at_once(1024), hosted.at_once(32768)) == (64, hosted.positions // 32768)
     text = "\n".join(small.lines())
-    assert "a GPU of 24.0 GiB" in text and "4.11 GiB" in text and f"a KV cache of {hosted.positions} positions" in text
+    assert "GPU of 24.0 GiB" in text and "4.11 GiB" in text and f"a KV cache of {hosted.positions} positions" in text
     assert _documented("Qwen2-VL-2B") == pytest.approx([4.1, hosted.context, *positions_by_card(directory)], rel=0.05)
     tight = dry_run(config(directory, "random"), 6 * GIB)
     assert tight.refusal is not None and "model 'm' gets 0 pages" in tight.refusal and "graph_memory" in tight.refusal
@@ -250,7 +250,7 @@ def _run(*arguments: str) -> Any:
 def test_the_command_prints_what_fits_and_names_what_does_not(tmp_path: Path) -> None:
     small = str(GOLDEN / "qwen2_vl")
     done = _run("--gpu-memory", "24GiB", "--gpus", "0,2")
-    assert done.exit_code == 0 and "on each GPU (--gpus 0,2) of 24.0 GiB" in done.output, done.output
+    assert done.exit_code == 0 and "on each GPU of 24.0 GiB" in done.output, done.output
     assert "reprise/qwen2_vl: a KV cache of" in done.output and "reprise/voxcpm2: a KV cache of" in done.output
     done = _run("--gpu-memory", "1G", "--model", small)
     assert done.exit_code == 2 and "left for KV caches" in done.stdout and "raise memory_share" in done.stderr
