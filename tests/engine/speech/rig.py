@@ -17,10 +17,13 @@ from service.engine.core.worker import Control, Request, WorkerContext
 from service.engine.speech.in_flight import Launch
 from service.engine.speech.runner import Outcome
 from service.engine.speech.worker import SpeechWorker
-from service.graphs.observations import Observations
+from service.graphs.observations import Observation, Observations
 from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig, ModelConfig
 from service.link.messages import Failed, ReferenceEncoded, SpeechDelta, SpeechRequest
+
+HIDDEN, AUDIO = 1e-4, 2e-4
+"""Differences that patches and audio may have by the order of sums."""
 
 
 @dataclass
@@ -35,6 +38,23 @@ class Heard:
     @property
     def audio(self) -> np.ndarray:
         return np.concatenate([delta.audio for delta in self.deltas])
+
+    @property
+    def latents(self) -> np.ndarray:
+        return np.stack(self.patches)
+
+
+def same_patches(found: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found, expected, atol=HIDDEN, rtol=0)
+
+
+def same_audio(found: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found, expected, atol=AUDIO, rtol=0)
+
+
+def same(heard: Heard, expected: Heard) -> None:
+    same_patches(heard.latents, expected.latents)
+    same_audio(heard.audio, expected.audio)
 
 
 class WorkerRig:
@@ -141,6 +161,14 @@ class WorkerRig:
             if not self.turn() and not script:
                 return self.heard
             turn += 1
+
+    def events(self, name: str) -> list[Observation]:
+        """Those of a metric since the last call, which forgets all others."""
+        return [event for event in self.observations.drain() if event.name == name]
+
+    def routes(self) -> set[tuple[str, str]]:
+        """Kind and route of the steps since the last call."""
+        return {(event.labels["kind"], event.labels["route"]) for event in self.events("steps_total")}
 
     def alone(self, request: SpeechRequest) -> Heard:
         return self.run({0: [request]})[request.request_id]

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from models.voxcpm2.model import VoxCPM2, load_model
-from tests.engine.speech.rig import Heard, WorkerRig
+from tests.engine.speech.rig import Heard, WorkerRig, same
 from tests.engine.speech.test_voices import spoken
-from tests.engine.speech.test_worker import AUDIO, HIDDEN, request, segment, streams
+from tests.engine.speech.test_worker import request, segment, streams
 from tests.models.voxcpm2 import golden
 
 pytestmark = pytest.mark.gpu
@@ -58,14 +58,9 @@ def test_streams_that_come_and_go_equal_themselves_alone(
         heard = rig.run({i: arrivals[a_turn * i : a_turn * (i + 1)] for i in range(-(-count // a_turn))})
     assert len(heard) == count
     for name, got in heard.items():
-        np.testing.assert_allclose(np.stack(got.patches), np.stack(alone[name].patches), atol=HIDDEN, rtol=0)
-        np.testing.assert_allclose(got.audio, alone[name].audio, atol=AUDIO, rtol=0)
+        same(got, alone[name])
     rig.assert_clean()
-    routes = {
-        (event.labels["kind"], event.labels["route"])
-        for event in rig.observations.drain()
-        if event.name == "steps_total"
-    }
+    routes = rig.routes()
     assert {("prefill", "replay"), ("decode", "replay"), ("vae", "replay")} <= routes
     assert (("tail", "replay") in routes) == tail
     assert ("decode", "eager") not in routes and ("vae", "eager") not in routes
@@ -78,11 +73,7 @@ def test_predicted_step_times_are_close_to_measured_ones(model: VoxCPM2) -> None
         rig.alone(request("warm", segment("Two red boats.", 30)))
         rig.observations.drain()
         rig.alone(request("measured", segment("Two red boats.", 60)))
-    ratios = [
-        event.value
-        for event in rig.observations.drain()
-        if event.name == "step_prediction_ratio" and event.labels["kind"] == "decode"
-    ]
+    ratios = [event.value for event in rig.events("step_prediction_ratio") if event.labels["kind"] == "decode"]
     assert len(ratios) > 50
     assert 0.7 < float(np.median(ratios)) < 1.4
 
@@ -96,9 +87,7 @@ def test_streams_that_share_a_voice_equal_themselves_alone(model: VoxCPM2) -> No
         rig.observations.drain()
         heard = rig.run({3 * turn: requests[2 * turn : 2 * turn + 2] for turn in range(5)})
     for one, expected in zip(requests, alone, strict=True):
-        got = heard[one.request_id]
-        np.testing.assert_allclose(np.stack(got.patches), np.stack(expected.patches), atol=HIDDEN, rtol=0)
-        np.testing.assert_allclose(got.audio, expected.audio, atol=AUDIO, rtol=0)
+        same(heard[one.request_id], expected)
     rig.assert_clean()
     events = rig.observations.drain()
     assert sum(event.value for event in events if event.name == "prefix_cache_hit_tokens_total") >= 32

@@ -11,8 +11,8 @@ import torch
 from models.voxcpm2.model import VoxCPM2
 from service.engine.speech.runner import make_copies
 from service.engine.speech.stream import PageCopy
-from tests.engine.speech.rig import Heard, WorkerRig
-from tests.engine.speech.test_voices import Alone, same, spoken, spoken_stream
+from tests.engine.speech.rig import Heard, WorkerRig, same
+from tests.engine.speech.test_voices import Alone, spoken, spoken_stream
 from tests.engine.speech.test_worker import request
 from tests.models.voxcpm2 import golden
 from tests.support.out_of_memory import MESSAGE, OutOfMemory, retries
