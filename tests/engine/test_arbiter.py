@@ -180,14 +180,9 @@ def test_who_is_ahead_gives_way_but_for_its_share(audio: float, share: float) ->
 def test_who_is_ahead_waits_for_a_next_launch_of_the_other_but_not_for_nothing() -> None:
     _, speech, both = chat_and_speech(5.0, work=False, waiting=0.001)
     assert not both.launch(0.0) and not speech.launches
-    _, speech, both = chat_and_speech(5.0, work=False)
-    assert both.launch(0.0) and speech.launches
-
-
-def test_who_has_work_that_cannot_be_launched_yet_keeps_nobody_waiting() -> None:
-    """A chat request whose grammar is being built."""
-    _, speech, both = chat_and_speech(5.0, stuck=True)
-    assert both.launch(0.0) and speech.launches
+    for nothing_to_launch in ({"work": False}, {"stuck": True}):  # the latter: a grammar is being built
+        _, speech, both = chat_and_speech(5.0, **nothing_to_launch)
+        assert both.launch(0.0) and speech.launches
 
 
 def test_overload_slows_everybody_and_starves_nobody() -> None:

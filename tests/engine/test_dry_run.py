@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -187,19 +188,23 @@ def weights_of(directory: Path, quantization: str) -> int:
     return counted.live
 
 
+def measured_once(monkeypatch: pytest.MonkeyPatch, worker: type, key: Callable[[Any], Hashable]) -> None:
+    """Workers of this class with the same key are measured once."""
+    measure, measured = worker.measure, dict[Hashable, MemoryRequirements]()
+
+    def once(one: Any) -> MemoryRequirements:
+        if key(one) not in measured:
+            measured[key(one)] = measure(one)
+        return measured[key(one)]
+
+    monkeypatch.setattr(worker, "measure", once)
+
+
 @pytest.mark.slow
 def test_a_published_speech_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2,290,004,544 parameters in bfloat16, and a codec of 94 million in float32."""
-    measure, measured = SpeechWorker.measure, dict[int, MemoryRequirements]()
-
-    def measure_once(worker: SpeechWorker) -> MemoryRequirements:
-        """For each number of slots, which alone changes the passes with the size of the GPU."""
-        slots = worker._context.config.slots
-        if slots not in measured:
-            measured[slots] = measure(worker)
-        return measured[slots]
-
-    monkeypatch.setattr(SpeechWorker, "measure", measure_once)
+    # The number of slots alone changes the passes with the size of the GPU.
+    measured_once(monkeypatch, SpeechWorker, lambda worker: worker._context.config.slots)
     directory = make("voxcpm2", tmp_path)
     found = dry_run(config(directory, "random"), 24 * GIB)
     (hosted,) = found.models
@@ -277,14 +282,7 @@ def test_without_a_gpu_a_size_is_asked_for() -> None:
 def test_recurrent_states_are_part_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rows for each slot at least; where these take more than their share, slots are fewer."""
     assert state_bytes(EngineConfig((), gpu_bytes=80 * GIB), 52 * GIB) == int(0.4 * (0.9 * 80 - 52) * GIB)
-    measure, measured = ChatWorker.measure, list[MemoryRequirements]()
-
-    def measure_once(worker: ChatWorker) -> MemoryRequirements:
-        if not measured:
-            measured.append(measure(worker))
-        return measured[0]
-
-    monkeypatch.setattr(ChatWorker, "measure", measure_once)
+    measured_once(monkeypatch, ChatWorker, lambda worker: None)
     for share, slots in ((0.4, EngineConfig(()).slots), (0.0, 1)):
         monkeypatch.setattr(memory, "STATE_SHARE", share)
         plan = dry_run(config(GOLDEN / "qwen3_5", graphs=False, max_step_tokens=128), 8 * GIB)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from models.interfaces.processor import SpeechProcessor
 from models.protocol import SpeechModel
 from service.engine.core.worker import Control, Request, WorkerContext
 from service.engine.speech.in_flight import Launch
@@ -21,6 +20,7 @@ from service.graphs.observations import Observation, Observations
 from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig, ModelConfig
 from service.link.messages import Failed, ReferenceEncoded, SpeechDelta, SpeechRequest
+from tests.models.voxcpm2 import golden
 
 HIDDEN, AUDIO = 1e-4, 2e-4
 """Differences that patches and audio may have by the order of sums."""
@@ -61,7 +61,6 @@ class WorkerRig:
     def __init__(
         self,
         model: SpeechModel,
-        processor: SpeechProcessor,
         *,
         graphs: bool = True,
         max_running: int = 4,
@@ -72,10 +71,7 @@ class WorkerRig:
         target: float | None = None,
         device: str = "cpu",
         capture_all: bool = False,
-        solver_steps: tuple[int, ...] = (),
         lora_voices: str = "",
-        restarted: bool = False,
-        graph_bytes: int = 1 << 30,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = EngineConfig(
@@ -88,17 +84,15 @@ class WorkerRig:
             max_speech_load=1e9,
             max_step_tokens=step_tokens,
             graphs=graphs,
-            solver_steps=solver_steps,
             lora_voices=lora_voices,
-            restarted=restarted,
         )
         where = torch.device(device)
         dtype = model.state_specs()["last_patch"].dtype
         self.observations = Observations()
-        self.pool = GraphPool(where, graph_bytes)
+        self.pool = GraphPool(where, 1 << 30)
         context = WorkerContext(config, where, dtype, self.pool, self.observations, clock)
         self._clock = clock
-        self.worker = SpeechWorker("tts", processor, model, context)
+        self.worker = SpeechWorker("tts", golden.processor(), model, context)
         self.worker.allocate(1 + tokens // config.page_size)
         if capture_all:
             for runner in self.worker.graph_runners:

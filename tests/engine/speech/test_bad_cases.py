@@ -32,7 +32,7 @@ class Rig(WorkerRig):
 
     def __init__(self, model: VoxCPM2) -> None:
         self.now = 0.0
-        super().__init__(model, golden.processor(), clock=lambda: self.now)
+        super().__init__(model, clock=lambda: self.now)
         self.runaways: dict[int, int] = {}
         outcomes = self.worker._runner.outcomes
 

@@ -29,7 +29,7 @@ def model() -> Iterator[VoxCPM2]:
 
 @pytest.fixture(scope="module")
 def alone(model: VoxCPM2) -> dict[str, Heard]:
-    rig = WorkerRig(model, golden.processor(), graphs=False, device="cuda")
+    rig = WorkerRig(model, graphs=False, device="cuda")
     for one in streams(33):
         rig.alone(one)
     return dict(rig.heard)
@@ -43,14 +43,7 @@ def test_streams_that_come_and_go_equal_themselves_alone(
     """tail: what makes the first patches; otherwise they are rows of decode steps."""
     with torch.cuda.stream(torch.cuda.Stream()):
         rig = WorkerRig(
-            model,
-            golden.processor(),
-            max_running=count,
-            buckets=buckets,
-            tokens=8192,
-            step_tokens=48,
-            device="cuda",
-            capture_all=True,
+            model, max_running=count, buckets=buckets, tokens=8192, step_tokens=48, device="cuda", capture_all=True
         )
         rig.first_patches_in_rows(lambda: not tail)
         rig.observations.drain()  # Of captures and of measuring costs, which run tails.
@@ -69,7 +62,7 @@ def test_streams_that_come_and_go_equal_themselves_alone(
 def test_predicted_step_times_are_close_to_measured_ones(model: VoxCPM2) -> None:
     """From the second stream on; the cost model learns from events on the device."""
     with torch.cuda.stream(torch.cuda.Stream()):
-        rig = WorkerRig(model, golden.processor(), buckets=(1, 4), device="cuda")
+        rig = WorkerRig(model, buckets=(1, 4), device="cuda")
         rig.alone(request("warm", segment("Two red boats.", 30)))
         rig.observations.drain()
         rig.alone(request("measured", segment("Two red boats.", 60)))
@@ -81,9 +74,9 @@ def test_predicted_step_times_are_close_to_measured_ones(model: VoxCPM2) -> None
 def test_streams_that_share_a_voice_equal_themselves_alone(model: VoxCPM2) -> None:
     """Over a cache that is too small for all; prompts behind shared pages are replayed."""
     requests = [spoken(number, voice) for number, voice in enumerate((3, 3, 2, 3, 0, 2, 1, 3, 3, 2))]
-    alone = [WorkerRig(model, golden.processor(), graphs=False, device="cuda").alone(one) for one in requests]
+    alone = [WorkerRig(model, graphs=False, device="cuda").alone(one) for one in requests]
     with torch.cuda.stream(torch.cuda.Stream()):
-        rig = WorkerRig(model, golden.processor(), tokens=24 * 16, device="cuda", capture_all=True)
+        rig = WorkerRig(model, tokens=24 * 16, device="cuda", capture_all=True)
         rig.observations.drain()
         heard = rig.run({3 * turn: requests[2 * turn : 2 * turn + 2] for turn in range(5)})
     for one, expected in zip(requests, alone, strict=True):

@@ -56,7 +56,7 @@ class Alone(dict[tuple[int, ...], Heard]):
         self._model = model
 
     def __missing__(self, key: tuple[int, ...]) -> Heard:
-        rig = WorkerRig(self._model, golden.processor(), graphs=False)
+        rig = WorkerRig(self._model, graphs=False)
         self[key] = rig.alone(spoken(*key))
         return self[key]
 
@@ -69,7 +69,7 @@ def hits(rig: WorkerRig) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
 def test_a_voice_that_spoke_before_is_found(model: VoxCPM2, alone: dict[tuple[int, ...], Heard], graphs: bool) -> None:
-    rig = WorkerRig(model, golden.processor(), graphs=graphs)
+    rig = WorkerRig(model, graphs=graphs)
     for number, (voice, found) in enumerate(
         [(3, 0), (3, 41), (2, 0), (2, 21), (0, 0), (0, 15), (3, 41), (1, 0), (1, 16)]
     ):
@@ -82,7 +82,7 @@ def test_a_voice_that_spoke_before_is_found(model: VoxCPM2, alone: dict[tuple[in
 
 @pytest.mark.parametrize("graphs", [slow(True), False], ids=["replayed", "eager"])
 def test_a_stream_of_nan_patches_fails_alone(model: VoxCPM2, alone: dict[tuple[int, ...], Heard], graphs: bool) -> None:
-    rig = WorkerRig(model, golden.processor(), graphs=graphs)
+    rig = WorkerRig(model, graphs=graphs)
     broken = spoken(1, 2, 2)
     assert broken.reference is not None
     broken.reference[3, 0, 0] = np.nan
@@ -121,7 +121,7 @@ def test_any_mix_of_voices_sounds_as_if_each_were_alone(
 ) -> None:
     """Streams come at any turn and some leave early, over a cache that is too small for all and in chunks that end
     anywhere in a page."""
-    rig = WorkerRig(model, golden.processor(), tokens=16 * pages, step_tokens=step_tokens, graphs=graphs)
+    rig = WorkerRig(model, tokens=16 * pages, step_tokens=step_tokens, graphs=graphs)
     script: dict[int, list[Request | Control]] = {}
     for number, (voice, kind, turn, leaves) in enumerate(visits):
         script.setdefault(turn, []).append(spoken(number, voice, *kind))
