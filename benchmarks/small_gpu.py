@@ -32,7 +32,7 @@ from models.checkpoints.weight_files import shard_paths, tensors
 from service.cli.bench.run import run_load
 from service.cli.bench.traffic import ChatLoad
 from service.settings.settings import load_settings
-from service.tuning.sizing import size
+from service.sizing import size
 
 MODELS, FORM = ("qwen2_5_vl_3b", "qwen2_vl_2b", "qwen2_vl_7b"), "awq"
 CARDS = {8: 7.8, 12: 11.7, 16: 15.7, 24: 23.6}

@@ -9,12 +9,12 @@ import pytest
 from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, rooms_of, within
 
 LINES = {
-    "service": 40_088,
+    "service": 39_459,
     "service/api": 15_951,
-    "service/cli": 2_740,
+    "service/cli": 2_728,
     "service/confined": 400,
-    "service/engine": 10_858,
-    "service/graphs": 1_361,
+    "service/engine": 10_836,
+    "service/graphs": 1_184,
     "service/hub": 550,
     "service/link": 1_390,
     "service/media": 2_916,
@@ -22,24 +22,23 @@ LINES = {
     "service/processes": 1_357,
     "service/settings": 550,
     "service/system": 550,
-    "service/tuning": 470,
-    "models": 22_870,
+    "models": 22_701,
     "models/checkpoints": 1_647,
     "models/interfaces": 830,
-    "models/layers": 10_300,
+    "models/layers": 10_125,
     "models/minicpmv": 1_800,
     "models/qwen_vl": 2_300,
     "models/text": 955,
     "models/voxcpm2": 3_110,
     "training": 8_472,
-    "benchmarks": 8_740,
-    "tests": 52_407,
+    "benchmarks": 8_918,
+    "tests": 51_912,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 45_000
 """The most words of README, CHANGELOG and docs."""
 
-FILES = 189
+FILES = 186
 """The most Python files of service."""
 
 ROOMS = {"service": (16, 45), "service/api": (12, 42), "service/engine": (9, 16), "models": (10, 29)}
@@ -60,8 +59,8 @@ MAY_IMPORT = {
 import all of these but the engine and the graphs."""
 ENGINE_SIDE = ("service.engine.", "service.graphs.")
 API_SIDE_MAY_IMPORT = {"service.graphs.observations"}
-ENGINE_TOOLS = ("service.tuning",)
-"""Commands that run the engine's own code in their process: the dry run and the choice of GEMM configurations."""
+ENGINE_TOOLS = ("service.sizing",)
+"""Commands that run the engine's own code in their process: the dry run."""
 
 
 def package_of(module: str) -> str:

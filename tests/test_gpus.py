@@ -102,8 +102,7 @@ def test_one_engine_is_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def machine(monkeypatch: pytest.MonkeyPatch, processors: int, gpus: tuple[str, ...]) -> None:
     monkeypatch.setattr("models.interfaces.cpus.available", lambda: processors)
-    for module in ("service.processes.config", "service.tuning.sizing"):
-        monkeypatch.setattr(f"{module}.visible_gpus", lambda: gpus)
+    monkeypatch.setattr("service.processes.config.visible_gpus", lambda: gpus)
 
 
 @pytest.mark.parametrize(

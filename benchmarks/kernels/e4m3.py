@@ -13,8 +13,8 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
-from benchmarks.kernels.gemms import Part, layer
-from benchmarks.kernels.timing import Case
+from benchmarks.kernels.gemms import EPS, Operands, Part, layer
+from benchmarks.kernels.timing import Case, Run
 from benchmarks.roofline.gpu import bytes_per_second
 from models.layers.kernels import e4m3
 from models.layers.kernels.elementwise import silu_mul
@@ -22,7 +22,6 @@ from models.layers.kernels.gemm_types import Blocks, Shape, Tile, Variant
 from models.layers.kernels.gemv import gemv
 from models.layers.kernels.norms import add_rms_norm
 from models.layers.quantized import QuantizedWeight
-from service.tuning.run import EPS, Operands, Run
 
 MODELS = {
     "qwen2b": (*layer(1536, 8960, 12, 2), Part("head", "plain", 1536, 151936)),

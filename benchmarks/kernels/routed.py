@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.kernels.choose import Routes, candidates, read
 from benchmarks.kernels.gemms import STACKS
-from benchmarks.kernels.timing import Case
+from benchmarks.kernels.timing import Case, Run
 from models.layers.attention import rotary_paged_decode_attention, varlen_attention
 from models.layers.block import Block, BlockConfig, run_blocks
 from models.layers.fused import rotary_dense_attention
@@ -20,7 +20,6 @@ from models.layers.kernels import gemm_configs
 from models.layers.norms import RMSNorm
 from models.layers.rotary import rotate_and_cache
 from models.voxcpm2.stack import Stack
-from service.tuning.run import Run
 
 EPS = 1e-5
 CONTEXT = 400

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.interfaces.errors import CheckpointError
-from models.layers.kernels.gpu import LEAST_CAPABILITY, Gpu, current_gpu, gpu_of
+from models.layers.kernels.gpu import LEAST_CAPABILITY, Gpu, gpu_of
 from service.hub.catalog import embedded_models
 from service.media.audio_formats import FORMATS, LAME
 from service.processes.config import api_process_count, connections_of_each, engine_gpus, with_count
@@ -93,8 +93,6 @@ def _torch() -> Iterator[Finding]:
     advice = "" if has_triton else "Install the triton that belongs to this torch: decode kernels need it."
     yield Finding("triton", "installed" if has_triton else "not installed", has_triton, advice)
     yield _compiler()
-    if has_triton and current_gpu().capability >= LEAST_CAPABILITY:
-        yield _configurations(current_gpu())
 
 
 def _processes(settings: Settings) -> Iterator[Finding]:
@@ -116,15 +114,6 @@ def _gpu(index: int, gpu: Gpu, memory: str) -> Finding:
         return Finding(f"GPU {index}", found, True)
     advice = "Kernels need 8.0 or later (A100, RTX 30 and newer): serve with --device cpu."
     return Finding(f"GPU {index}", found, None, advice)
-
-
-def _configurations(gpu: Gpu) -> Finding:
-    from models.layers.kernels.gemm_store import TableError, load, source_of
-
-    try:
-        return Finding("GEMM configurations", source_of(gpu, load(gpu)), True)
-    except TableError as error:
-        return Finding("GEMM configurations", str(error), None, "Until then, the rules choose them.")
 
 
 def _compiler() -> Finding:

@@ -28,7 +28,6 @@ from service.settings.reading import SettingsError
 from service.settings.settings import Settings, load_settings, unknown_variables
 from service.system import packages
 from service.system.logs import configure_logging
-from service.tuning.command import tune
 
 log = logging.getLogger("reprise")
 
@@ -172,7 +171,7 @@ def _heed_signals_as_process_1() -> None:
 
 def _dry_run(settings: Settings, gpu_memory: str | None) -> None:
     """Prints how much of a GPU a start would use; exits with status 2 if it would fail."""
-    from service.tuning.sizing import size
+    from service.sizing import size
 
     try:
         found = size(settings, gpu_memory)
@@ -199,7 +198,7 @@ def doctor() -> None:
 
 
 # The help lists commands in the order of their registration: `serve` and `doctor` come first.
-for subcommand in (ask, chat, say, hear, models, ps, pull, tune):
+for subcommand in (ask, chat, say, hear, models, ps, pull):
     app.command(help=summary_of(subcommand))(subcommand)
 app.add_typer(bench)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import msgspec
 import torch
 
 from service.engine.memory import LiveBytes, MemoryPlanError, Reserved, Room, reserve, share_pages, with_gpu_bytes
@@ -63,16 +62,11 @@ class DryRun:
     models: tuple[HostedSize, ...]
     refusal: str | None = None
     """Why a start would fail."""
-    gpus: str | None = None
-    """The setting `gpus`: each of these GPUs has an engine that uses this much."""
-    api_processes: str = ""
-    """How many API processes the server would start, and why; empty if that was not asked for."""
 
     def lines(self) -> Iterator[str]:
         """The lines of the report."""
         memory = self.memory
-        each = "on a GPU" if self.gpus is None else f"on each GPU (--gpus {self.gpus.rstrip(',')})"
-        yield f"{each} of {self.total / GIB:.1f} GiB a start would use"
+        yield f"on each GPU of {self.total / GIB:.1f} GiB a start would use"
         yield _amount("of it, by --memory-share", f"{self.share:g}", memory.budget)
         for model in self.models:
             yield _amount("weights", model.name, model.weights)
@@ -92,8 +86,6 @@ class DryRun:
                     f"{model.name}: of the slot state {model.states / GIB:.2f} GiB are recurrent states, of "
                     f"{model.running} requests at once and at least {model.snapshots} prefixes"
                 )
-        if self.api_processes:
-            yield f"API processes: {self.api_processes}"
 
 
 def dry_run(config: EngineConfig, total: int) -> DryRun:
@@ -123,12 +115,6 @@ def dry_run(config: EngineConfig, total: int) -> DryRun:
         states, snapshots = worker.state_rows * worker.state_row_bytes, worker.state_rows - 1 - 2 * worker.slots
         hosted.append(HostedSize(worker.name, num_bytes, positions, context, worker.slots, states, snapshots))
     return DryRun(total, config.memory_share, reserved, tuple(hosted), refusal)
-
-
-def without_files(config: EngineConfig) -> EngineConfig:
-    """The same models, without reading the headers of weights, for weights that were not downloaded."""
-    random = tuple(msgspec.structs.replace(model, load_format="random") for model in config.models)
-    return msgspec.structs.replace(config, models=random)
 
 
 def _amount(what: str, of: str, num_bytes: int) -> str:

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from models.checkpoints.registry import Family, family_of, resolve
-from models.layers.kernels.gpu import LEAST_CAPABILITY, current_gpu
+from models.layers.kernels.gpu import LEAST_CAPABILITY
 from service.engine.core.worker import ModelWorker, StartPhases, WorkerContext
 from service.engine.engine import Engine
 from service.engine.memory import device_name, device_room, plan_pages, process_age, total_memory, with_gpu_bytes
@@ -59,10 +59,6 @@ def serve(config: EngineConfig, channel: Channel) -> None:
 
 def build_engine(config: EngineConfig, channel: Channel, device: torch.device, observations: Observations) -> Engine:
     """Loads the models and divides the memory among them. Call it on the engine's stream, in inference mode."""
-    if device.type == "cuda":
-        from models.layers.kernels.gemm_store import use_stored
-
-        use_stored(current_gpu())
     config = with_gpu_bytes(config, total_memory(device))
     claim_workspace(device)
     pool = GraphPool(device, config.graph_bytes)

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 Route = Literal["replay", "eager"]
-EagerReason = Literal["measured", "ragged", "no_bucket", "disabled", "empty", "capture_failed"]
+EagerReason = Literal["ragged", "no_bucket", "disabled", "empty", "capture_failed"]
 """Why a step is not replayed; docs/routes.md says what each means."""
 
 

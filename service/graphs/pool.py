@@ -23,7 +23,6 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from models.interfaces.capturable import Bucket, Capturable
 from service.graphs.buffers import StaticBuffers
-from service.graphs.observations import Route
 
 log = logging.getLogger(__name__)
 
@@ -149,20 +148,6 @@ class Interrupted(Exception):
     """A part of a capture was given up for a request; the capture can be made again."""
 
 
-@dataclass(frozen=True)
-class RouteSeconds:
-    """Seconds that one call takes on each route, alone on the device, from its launch to its end."""
-
-    eager: float
-    replay: float
-
-    def faster(self, current: Route = "replay", *, gain: float = 0.0) -> Route:
-        """The faster route: the other one if it takes less than 1 - gain of the time of `current`, else `current`."""
-        other: Route = "replay" if current == "eager" else "eager"
-        seconds: dict[Route, float] = {"eager": self.eager, "replay": self.replay}
-        return other if seconds[other] < (1 - gain) * seconds[current] else current
-
-
 @dataclass(frozen=True, eq=False)
 class Capture:
     """A forward that can be replayed."""
@@ -171,9 +156,8 @@ class Capture:
     """Runs it again; on a GPU this is torch.cuda.CUDAGraph.replay itself."""
     outputs: Mapping[str, Tensor]
     """Static tensors by name, valid until the next replay of the same capturable; on a CPU empty before the first."""
-    seconds: RouteSeconds | None = None
-    """Measured at the capture, on static buffers that hold fillers; None without a GPU. An eager call takes as long as
-    its launches, which the recording tells, or as the GPU."""
+    seconds: float | None = None
+    """Of a replay alone on the GPU, measured at the capture on static buffers that hold fillers; None without a GPU."""
 
 
 class GraphPool:
@@ -303,7 +287,7 @@ class GraphPool:
         yield
         started = time.perf_counter()
         outputs = {name: make() for name, make in makers.items()}
-        graph, taken, launching = self._record(capturable, bucket, fill(), outputs)
+        graph, taken = self._record(capturable, bucket, fill(), outputs)
         mib, seconds = taken / 2**20, time.perf_counter() - started
         log.info("captured %s at %s: %.1f MiB more, %.3f s", capturable.name, dict(bucket), mib, seconds)
         replay = math.inf
@@ -313,12 +297,12 @@ class GraphPool:
             replay = min(replay, seconds_of(graph.replay, self.device))
             if replay > _LONG_REPLAY:
                 break
-        return Capture(graph.replay, outputs, RouteSeconds(max(launching, replay), replay))
+        return Capture(graph.replay, outputs, replay)
 
     def _record(
         self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor], outputs: Mapping[str, Tensor]
-    ) -> tuple[torch.cuda.CUDAGraph, int, float]:
-        """The graph, which writes to `outputs`, the bytes that it takes, and the seconds that its launches took."""
+    ) -> tuple[torch.cuda.CUDAGraph, int]:
+        """The graph, which writes to `outputs`, and the bytes that it takes."""
         stream = torch.cuda.current_stream(self.device)
         pool = self._pools.setdefault(stream, torch.cuda.graph_pool_handle())
         self._reserve(_num_bytes(outputs))
@@ -331,10 +315,8 @@ class GraphPool:
                 self._interruptible(recording=True),
                 torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
             ):
-                started = time.perf_counter()
                 for name, value in capturable.forward(buffers, bucket).items():
                     outputs[name].copy_(value)
-                launching = time.perf_counter() - started
         except (Interrupted, *CAPTURE_ERRORS) as error:
             self.static_bytes -= _num_bytes(outputs)
             if isinstance(error, Interrupted):
@@ -347,7 +329,7 @@ class GraphPool:
         outside = free - torch.cuda.mem_get_info(self.device)[0] - pooled
         taken = pooled + min(max(0, outside), _MAX_BYTES_OUTSIDE)
         self.graph_bytes += taken
-        return graph, taken, launching
+        return graph, taken
 
     def _check_room(self, run: Callable[[], object]) -> None:
         """Run forward eagerly; CaptureError when a graph of it may need more memory than the limit leaves."""

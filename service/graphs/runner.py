@@ -2,16 +2,15 @@
 
 `run` replays the cheapest captured graph that holds the plan; if there is none, it runs forward eagerly on buffers of
 the exact size and counts the reason. `capture_next` captures the buckets needed before readiness and then, part by part
-while the engine idles, the rest of the list and whatever demand proposes. `capture_missed` is for a busy engine: part
-by part, too, it captures the bucket whose absence made calls run eagerly or with more padding.
+while the engine idles, the rest of the list. `capture_missed` is for a busy engine: part by part, too, it captures the
+bucket whose absence made calls run eagerly or with more padding.
 """
 
 from __future__ import annotations
 
 import logging
-import statistics
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,131 +20,12 @@ import torch
 from torch import Tensor
 
 from models.interfaces.capturable import Bucket, Capturable, Plan
-from service.graphs.buckets import BucketKey, cheapest, cost_of, fills, fits, key_of, primary_size, round_up
+from service.graphs.buckets import BucketKey, cheapest, cost_of, fills, fits, key_of, primary_size
 from service.graphs.buffers import Layout, StaticBuffers, exact_buffers
 from service.graphs.observations import EagerReason, Observations, Route
-from service.graphs.pool import TIMED_REPLAYS, Capture, CaptureError, GraphPool, Interrupted, RouteSeconds, seconds_of
+from service.graphs.pool import TIMED_REPLAYS, Capture, CaptureError, GraphPool, Interrupted, seconds_of
 
 log = logging.getLogger(__name__)
-
-_MIN_CALLS = 16.0
-"""Calls before anything is proposed."""
-_MIN_GAIN = 0.05
-"""Share of the currently computed rows that a new captured graph must save."""
-_HALVE_AT = 4096.0
-"""Calls after which all counts are halved, so that old demand fades."""
-
-
-class Demand:
-    """Calls by their required sizes, rounded up; old calls count less."""
-
-    def __init__(self, bucket_list: Sequence[Bucket]) -> None:
-        self._bucket_list = bucket_list
-        self._calls: dict[BucketKey, float] = {}
-        self._total = 0.0
-
-    def rounded(self, required: Bucket) -> BucketKey | None:
-        """`required` with its primary size rounded up, and with the other sizes of the next larger bucket of the list,
-        so that a captured graph also serves calls of similar sizes; None if it is larger than every bucket."""
-        bucket = cheapest(self._bucket_list, required)
-        if bucket is None:
-            return None
-        name = primary_size(bucket)
-        return key_of(dict(bucket) | {name: min(bucket[name], round_up(required[name]))})
-
-    def note(self, key: BucketKey | None) -> None:
-        """Counts a call of these sizes (`rounded`). None is not counted: no captured graph could serve it."""
-        if key is None:
-            return
-        self._calls[key] = self._calls.get(key, 0.0) + 1.0
-        self._total += 1.0
-        if self._total > _HALVE_AT:
-            self._calls = {key: calls / 2 for key, calls in self._calls.items() if calls >= 1.0}
-            self._total = sum(self._calls.values())
-
-    def propose(self, captured: Iterable[Bucket], unavailable: Iterable[Bucket]) -> Bucket | None:
-        """The bucket that would save the most padded rows; None when none would save a twentieth of all rows.
-
-        A call that runs eagerly now counts double.
-        """
-        if self._total < _MIN_CALLS:
-            return None
-        captured = list(captured)
-        barred = {key_of(bucket) for bucket in (*captured, *unavailable)}
-        calls = [(dict(key), count) for key, count in self._calls.items()]
-        now = [_size(cheapest(captured, required)) or 2 * _size(required) for required, _ in calls]
-        best, best_gain = None, _MIN_GAIN * sum(size * count for size, (_, count) in zip(now, calls, strict=True))
-        for candidate, _ in calls:
-            if key_of(candidate) in barred:
-                continue
-            gain = sum(
-                max(0, size - _size(candidate)) * count
-                for size, (required, count) in zip(now, calls, strict=True)
-                if fits(candidate, required)
-            )
-            if gain > best_gain:
-                best, best_gain = candidate, gain
-        return best
-
-
-def _size(bucket: Bucket | None) -> int:
-    return bucket[primary_size(bucket)] if bucket else 0
-
-
-# Which route a captured bucket takes if its capture could not decide it: measured on calls in service.
-#
-# A capture is timed on fillers. If eager execution is not much slower there, the first calls of the bucket alternate
-# between the routes, and the one with the shorter median is taken from then on. Now and then a call takes the other
-# route, so that a change is noticed.
-
-_NEAR = 1.5
-"""A bucket is always replayed if its eager call takes longer than this many replays at the capture."""
-_SAMPLES = 5
-"""Number of latest durations that are kept of each route."""
-_ENOUGH = 3
-"""Number of durations of each route that a choice needs."""
-_GAIN = 0.03
-"""The other route must be faster by this share to replace the one in use."""
-_EVERY = 128
-"""Calls between two samples of the route that is not in use."""
-
-
-class RouteTrial:
-    """The trial of one captured bucket. `route` returns the route of the next call, `observe` records how long a call
-    took."""
-
-    def __init__(self, captured: RouteSeconds | None) -> None:
-        """captured: seconds at the capture; None without a GPU, where nothing is measured."""
-        self._open = captured is not None and captured.eager <= _NEAR * captured.replay
-        self._seconds: dict[Route, deque[float]] = {"replay": deque(maxlen=_SAMPLES), "eager": deque(maxlen=_SAMPLES)}
-        self._warm: set[Route] = set()
-        self._current: Route = "replay"
-        self._calls = 0
-
-    def route(self) -> Route:
-        if not self._open:
-            return "replay"
-        self._calls += 1
-        other: Route = "eager" if self._current == "replay" else "replay"
-        if min(map(len, self._seconds.values())) < _ENOUGH:
-            return other if self._calls % 2 == 0 else self._current
-        return other if self._calls % _EVERY == 0 else self._current
-
-    def close(self) -> None:
-        """Ends the trial because eager calls fail: every later call is replayed."""
-        self._open = False
-
-    def observe(self, route: Route, seconds: float) -> None:
-        """Records the duration of a call. The first call of a route does not count, since it may allocate and choose
-        kernels."""
-        if route not in self._warm:
-            self._warm.add(route)
-            return
-        self._seconds[route].append(seconds)
-        if min(map(len, self._seconds.values())) >= _ENOUGH:
-            medians = {name: statistics.median(taken) for name, taken in self._seconds.items()}
-            self._current = RouteSeconds(**medians).faster(self._current, gain=_GAIN)
-
 
 _MAX_CHOICES = 4096
 """Number of sizes whose choice is remembered; pictures come in any number of sizes."""
@@ -172,8 +52,6 @@ class _Choice:
     """The graph to replay; None where no captured one holds the size."""
     missed: BucketKey | None
     """The cheapest bucket of the list that holds the size, if it would be better and has not been captured yet."""
-    rounded: BucketKey | None
-    """The size as demand counts it."""
 
 
 @dataclass(eq=False)
@@ -194,7 +72,7 @@ class Run:
     """By name. Those of a replay have the bucket's rows and are valid until the runner's next run."""
     route: Route
     bucket: Bucket | None = None
-    """The captured bucket that holds the plan, if any, whichever route was taken."""
+    """The captured bucket that was replayed."""
 
 
 class GraphRunner:
@@ -208,14 +86,8 @@ class GraphRunner:
         to nearly fill them, and they are captured last, so that they take no memory from the others.
     capture_stream: the CUDA stream to capture a bucket on, if it is not the engine's. Kernels of a graph have its
         priority, on whichever stream they are replayed.
-    measured: buckets whose eager call is not much slower than a replay at the capture are tried on both routes in
-        service; from then on calls take the route that is faster by the durations given to `observe`.
     fill_others: writes fillers to inputs that forward reads outside its buffers. Captures and warm-ups run forward, and
         would otherwise run it over the inputs of the last call.
-
-    `misses` and Demand are separate on purpose. A miss is a bucket of the list that has not been captured yet for lack
-    of idle time, and that a busy engine needs now or would gain from. Demand proposes sizes between those of the list,
-    once the list is captured.
     """
 
     def __init__(
@@ -232,7 +104,6 @@ class GraphRunner:
         before_ready: Sequence[Bucket] | None = None,
         dense_buckets: Sequence[Bucket] = (),
         capture_stream: Callable[[Bucket], torch.cuda.Stream | None] = lambda bucket: None,
-        measured: bool = False,
         fill_others: Callable[[], object] | None = None,
     ) -> None:
         self.capturable = capturable
@@ -245,7 +116,6 @@ class GraphRunner:
         """Those that no call has missed."""
         self._capture_stream = capture_stream
         self._fill_others = fill_others or (lambda: None)
-        self._trials: dict[BucketKey, RouteTrial] | None = {} if measured else None
         self._before_ready = {key_of(bucket) for bucket in (self.bucket_list if before_ready is None else before_ready)}
         self._dense = {key_of(bucket) for bucket in dense_buckets}
         self._graphs: dict[BucketKey, CapturedGraph] = {}
@@ -254,7 +124,6 @@ class GraphRunner:
         self._choices: dict[BucketKey, _Choice] = {}
         self._static: StaticBuffers | None = None
         self._unfinished: _Unfinished | None = None
-        self._demand = Demand([bucket for bucket in self.bucket_list if key_of(bucket) not in self._dense])
         self._missed = defaultdict[BucketKey, float](float)
         self.misses = 0.0
         """Calls since the last capture that the most missed bucket would have served; one that was replayed with more
@@ -272,53 +141,20 @@ class GraphRunner:
         """
         if eager is None:
             choice = self._choice(plan.required)
-            if (graph := choice.graph) is not None:
-                self._demand.note(choice.rounded)
+            if choice.graph is not None:
                 self._count_miss(choice, _PADDED_MISS)
-                tried = self._run_eagerly_on_trial(graph, plan)
-                return self._replay(graph, plan) if tried is None else tried
+                return self._replay(choice.graph, plan)
+        buffers = exact_buffers(self.capturable.buffer_specs(plan.required), plan, self._pool.device)
         # Counted only once it has returned: a call that runs out of memory may be made again.
-        outputs = self._forward(plan)
+        outputs = self.capturable.forward(buffers, plan.required)
         if eager is None:
             eager = self.record_miss(plan.required)
         self._observations.count_eager_step(eager, **self._labels)
         return Run(outputs, "eager")
 
-    def _forward(self, plan: Plan) -> Mapping[str, Tensor]:
-        buffers = exact_buffers(self.capturable.buffer_specs(plan.required), plan, self._pool.device)
-        return self.capturable.forward(buffers, plan.required)
-
-    def _run_eagerly_on_trial(self, graph: CapturedGraph, plan: Plan) -> Run | None:
-        """An eager call, if the trial of its bucket chooses that route; None if the plan is to be replayed. A call that
-        runs out of memory is replayed, and so is every later one, since a replay works in memory that its graph already
-        holds."""
-        if self._trials is None or self._trial(graph).route() == "replay":
-            return None
-        try:
-            outputs = self._forward(plan)
-        except torch.OutOfMemoryError as error:
-            log.warning("%s at %s is replayed from now on: %s", self.capturable.name, dict(graph.bucket), error)
-            self._trial(graph).close()
-            return None
-        self._observations.count_eager_step("measured", **self._labels)
-        return Run(outputs, "eager", graph.bucket)
-
-    def _trial(self, graph: CapturedGraph) -> RouteTrial:
-        assert self._trials is not None
-        key = key_of(graph.bucket)
-        if key not in self._trials:
-            self._trials[key] = RouteTrial(graph.capture.seconds)
-        return self._trials[key]
-
-    def observe(self, bucket: Bucket, route: Route, seconds: float) -> None:
-        """Records how long a call of this captured bucket took in service; for runners with `measured`."""
-        if self._trials is not None:
-            self._trial(self._graphs[key_of(bucket)]).observe(route, seconds)
-
     def record_miss(self, required: Bucket) -> EagerReason:
         """Records a call that no captured graph holds, and returns why. The caller may run it elsewhere."""
         choice = self._choice(required)
-        self._demand.note(choice.rounded)
         reason = self.eager_reason(required)
         if reason == "no_bucket":
             self._count_miss(choice, 1)
@@ -345,7 +181,6 @@ class GraphRunner:
             self._choices[key] = _Choice(
                 None if captured is None else self._graphs[key_of(captured)],
                 None if wanted is None or wanted is captured else key_of(wanted),
-                self._demand.rounded(required),
             )
         return self._choices[key]
 
@@ -375,8 +210,8 @@ class GraphRunner:
         return Run(graph.capture.outputs, "replay", graph.bucket)
 
     @property
-    def measured_seconds(self) -> list[tuple[int, RouteSeconds]]:
-        """Primary size and seconds of each captured bucket that was measured."""
+    def measured_seconds(self) -> list[tuple[int, float]]:
+        """Primary size and seconds of a replay of each captured bucket that was measured."""
         graphs = [(graph.bucket, graph.capture.seconds) for graph in self._graphs.values()]
         return [(bucket[primary_size(bucket)], seconds) for bucket, seconds in graphs if seconds is not None]
 
@@ -412,10 +247,7 @@ class GraphRunner:
             return None
         untried = [bucket for bucket in self._untried()[::-1] if key_of(bucket) not in self.on_demand]
         untried.sort(key=lambda bucket: key_of(bucket) in self._dense)
-        wanted = next((bucket for bucket in untried if idle or key_of(bucket) in self._before_ready), None)
-        if wanted is None and idle:
-            wanted = self._demand.propose(self.captured, (*self._failed.values(), *self._refused.values()))
-        return wanted
+        return next((bucket for bucket in untried if idle or key_of(bucket) in self._before_ready), None)
 
     def capture_missed(self) -> bool:
         """Capture a part of the most missed bucket, or of the one that is unfinished; False when none was missed.

@@ -81,6 +81,16 @@ def arbiter(*workers: FakeWorker, **options: float) -> Launcher:
     return Launcher(Arbiter(made, **options))
 
 
+def shares(both: Launcher, seconds: float, *workers: FakeWorker) -> list[float]:
+    """Of the time that each worker gets, if one launch follows the other for so many seconds."""
+    now = 0.0
+    while now < seconds:
+        before = [len(worker.launches) for worker in workers]
+        assert both.launch(now)
+        now += sum(worker.cost * (len(worker.launches) - count) for worker, count in zip(workers, before, strict=True))
+    return [len(worker.launches) * worker.cost / now for worker in workers]
+
+
 def test_without_listeners_workers_take_turns() -> None:
     a, b = FakeWorker("a", 0.5), FakeWorker("b", 0.001)
     both = arbiter(a, b)
@@ -163,39 +173,24 @@ def chat_and_speech(audio: float, **fields: Any) -> tuple[FakeWorker, FakeWorker
 
 @pytest.mark.parametrize(("audio", "share"), [(AHEAD - 0.1, 0.01 / 0.012), (AHEAD + 0.1, AHEAD_SHARE)])
 def test_who_is_ahead_gives_way_but_for_its_share(audio: float, share: float) -> None:
-    _, speech, both = chat_and_speech(audio)
-    now = 0.0
-    while now < 10:
-        launches = len(speech.launches)
-        assert both.launch(now)
-        now += speech.cost if len(speech.launches) > launches else 0.002
-    assert len(speech.launches) * speech.cost / now == pytest.approx(share, rel=0.25)
+    chat, speech, both = chat_and_speech(audio)
+    assert shares(both, 10, chat, speech)[1] == pytest.approx(share, rel=0.25)
 
 
 def test_who_is_ahead_waits_for_a_next_launch_of_the_other_but_not_for_nothing() -> None:
     _, speech, both = chat_and_speech(5.0, work=False, waiting=0.001)
     assert not both.launch(0.0) and not speech.launches
-    _, speech, both = chat_and_speech(5.0, work=False)
-    assert both.launch(0.0) and speech.launches
-
-
-def test_who_has_work_that_cannot_be_launched_yet_keeps_nobody_waiting() -> None:
-    """A chat request whose grammar is being built."""
-    _, speech, both = chat_and_speech(5.0, stuck=True)
-    assert both.launch(0.0) and speech.launches
+    for nothing_to_launch in ({"work": False}, {"stuck": True}):  # the latter: a grammar is being built
+        _, speech, both = chat_and_speech(5.0, **nothing_to_launch)
+        assert both.launch(0.0) and speech.launches
 
 
 def test_overload_slows_everybody_and_starves_nobody() -> None:
     """A tenth of the time, whether the launches are short or long; the longest come once in `MAX_WAIT` seconds."""
     for cost, launches in ((0.002, 500), (0.05, 20), (0.2, 10)):
-        chat, speech = FakeWorker("chat", cost), FakeWorker("speech", 0.01, deadline=-10.0, gain=0.0)
-        both = arbiter(chat, speech)
-        now, chats = 0.0, 0
-        while now < 10:
-            both.launch(now)
-            now += cost if len(chat.launches) > chats else 0.001
-            chats = len(chat.launches)
-        assert chats == pytest.approx(launches, rel=0.2) and len(speech.launches) > 1000
+        chat, speech = FakeWorker("chat", cost), FakeWorker("speech", 0.001, deadline=-10.0)
+        shares(arbiter(chat, speech), 10, chat, speech)
+        assert len(chat.launches) == pytest.approx(launches, rel=0.2) and len(speech.launches) > 1000
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["nobody listens", "listeners wait"])
@@ -204,13 +199,8 @@ def test_on_a_cpu_each_model_keeps_a_quarter_of_the_time(token: float, step: flo
     """Whether the launches of chat or those of speech are longer, and though listeners are always late."""
     chat = FakeWorker("chat", token)
     speech = FakeWorker("speech", step, deadline=-1e6 if late else math.inf)
-    both, now = arbiter(chat, speech, fair_share=CPU_SHARE), 0.0
-    while now < 60:
-        launches = len(chat.launches)
-        assert both.launch(now)
-        now += token if len(chat.launches) > launches else step
-    shares = [len(chat.launches) * token / now, len(speech.launches) * step / now]
-    assert min(shares) >= CPU_SHARE - 0.02 and sum(shares) == pytest.approx(1.0)
+    both = arbiter(chat, speech, fair_share=CPU_SHARE)
+    assert min(shares(both, 60, chat, speech)) >= CPU_SHARE - 0.02
 
 
 @given(chat_cost=st.floats(0.001, 0.1), step=st.floats(0.005, 0.1), seconds=st.integers(2, 6))

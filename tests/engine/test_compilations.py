@@ -90,7 +90,7 @@ def test_a_warm_chat_model_is_as_it_was() -> None:
 
 
 def test_a_warm_speech_model_is_as_it_was() -> None:
-    rig = WorkerRig(golden.model(), golden.processor(), max_running=2, buckets=(2,), step_tokens=16, graphs=False)
+    rig = WorkerRig(golden.model(), max_running=2, buckets=(2,), step_tokens=16, graphs=False)
     first = rig.alone(request("first", segment("Two red boats.")))
     runner = rig.worker._runner
     pages = [{name: cache.unflatten(0, (-1, 16)) for name, cache in layer.items()} for layer in runner.caches]

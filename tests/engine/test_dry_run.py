@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_a_published_chat_model_on_small_and_large_gpus(tmp_path: Path) -> None:
     assert 0.2 * GIB < small.memory.workspace < 1.5 * GIB
     assert (hosted.at_once(1024), hosted.at_once(32768)) == (64, hosted.positions // 32768)
     text = "\n".join(small.lines())
-    assert "a GPU of 24.0 GiB" in text and "4.11 GiB" in text and f"a KV cache of {hosted.positions} positions" in text
+    assert "GPU of 24.0 GiB" in text and "4.11 GiB" in text and f"a KV cache of {hosted.positions} positions" in text
     assert _documented("Qwen2-VL-2B") == pytest.approx([4.1, hosted.context, *positions_by_card(directory)], rel=0.05)
     tight = dry_run(config(directory, "random"), 6 * GIB)
     assert tight.refusal is not None and "model 'm' gets 0 pages" in tight.refusal and "graph_memory" in tight.refusal
@@ -187,19 +188,23 @@ def weights_of(directory: Path, quantization: str) -> int:
     return counted.live
 
 
+def measured_once(monkeypatch: pytest.MonkeyPatch, worker: type, key: Callable[[Any], Hashable]) -> None:
+    """Workers of this class with the same key are measured once."""
+    measure, measured = worker.measure, dict[Hashable, MemoryRequirements]()
+
+    def once(one: Any) -> MemoryRequirements:
+        if key(one) not in measured:
+            measured[key(one)] = measure(one)
+        return measured[key(one)]
+
+    monkeypatch.setattr(worker, "measure", once)
+
+
 @pytest.mark.slow
 def test_a_published_speech_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2,290,004,544 parameters in bfloat16, and a codec of 94 million in float32."""
-    measure, measured = SpeechWorker.measure, dict[int, MemoryRequirements]()
-
-    def measure_once(worker: SpeechWorker) -> MemoryRequirements:
-        """For each number of slots, which alone changes the passes with the size of the GPU."""
-        slots = worker._context.config.slots
-        if slots not in measured:
-            measured[slots] = measure(worker)
-        return measured[slots]
-
-    monkeypatch.setattr(SpeechWorker, "measure", measure_once)
+    # The number of slots alone changes the passes with the size of the GPU.
+    measured_once(monkeypatch, SpeechWorker, lambda worker: worker._context.config.slots)
     directory = make("voxcpm2", tmp_path)
     found = dry_run(config(directory, "random"), 24 * GIB)
     (hosted,) = found.models
@@ -250,7 +255,7 @@ def _run(*arguments: str) -> Any:
 def test_the_command_prints_what_fits_and_names_what_does_not(tmp_path: Path) -> None:
     small = str(GOLDEN / "qwen2_vl")
     done = _run("--gpu-memory", "24GiB", "--gpus", "0,2")
-    assert done.exit_code == 0 and "on each GPU (--gpus 0,2) of 24.0 GiB" in done.output, done.output
+    assert done.exit_code == 0 and "on each GPU of 24.0 GiB" in done.output, done.output
     assert "reprise/qwen2_vl: a KV cache of" in done.output and "reprise/voxcpm2: a KV cache of" in done.output
     done = _run("--gpu-memory", "1G", "--model", small)
     assert done.exit_code == 2 and "left for KV caches" in done.stdout and "raise memory_share" in done.stderr
@@ -277,14 +282,7 @@ def test_without_a_gpu_a_size_is_asked_for() -> None:
 def test_recurrent_states_are_part_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rows for each slot at least; where these take more than their share, slots are fewer."""
     assert state_bytes(EngineConfig((), gpu_bytes=80 * GIB), 52 * GIB) == int(0.4 * (0.9 * 80 - 52) * GIB)
-    measure, measured = ChatWorker.measure, list[MemoryRequirements]()
-
-    def measure_once(worker: ChatWorker) -> MemoryRequirements:
-        if not measured:
-            measured.append(measure(worker))
-        return measured[0]
-
-    monkeypatch.setattr(ChatWorker, "measure", measure_once)
+    measured_once(monkeypatch, ChatWorker, lambda worker: None)
     for share, slots in ((0.4, EngineConfig(()).slots), (0.0, 1)):
         monkeypatch.setattr(memory, "STATE_SHARE", share)
         plan = dry_run(config(GOLDEN / "qwen3_5", graphs=False, max_step_tokens=128), 8 * GIB)

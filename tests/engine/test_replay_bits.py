@@ -176,9 +176,7 @@ def test_replays_of_speech_give_the_bits_of_eager_calls(device: str, monkeypatch
     with engine_stream(where):
         model = load_model(golden.DIRECTORY, where, torch.bfloat16 if device == "cuda" else torch.float32)
         model.network.stop_head.weight.data.zero_()
-        rig = WorkerRig(
-            model, golden.processor(), max_running=4, buckets=(1, 4), tokens=8192, device=device, capture_all=True
-        )
+        rig = WorkerRig(model, max_running=4, buckets=(1, 4), tokens=8192, device=device, capture_all=True)
         # Not before: the prefills whose costs are measured write all keys to one place.
         compared = watched(where, monkeypatch)
         rig.run({0: streams(3), 2: streams(4)[3:]})

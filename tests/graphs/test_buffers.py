@@ -147,16 +147,10 @@ def test_packing_is_close_to_the_best_there_is(sizes: list[Bucket]) -> None:
 
 
 def test_two_small_groups_beat_one_half_empty_one() -> None:
-    bucket_list: list[Bucket] = [{"patches": patches} for patches in (512, 4096)]
-    groups = pack([{"patches": 500}, {"patches": 500}], bucket_list)
-    assert [group.items for group in groups] == [(0,), (1,)]
-    assert [group.bucket for group in groups] == [{"patches": 512}] * 2
-
-
-def test_items_are_split_evenly_where_a_greedy_fill_wastes() -> None:
-    bucket_list: list[Bucket] = [{"patches": patches} for patches in (1024, 4096)]
-    groups = pack([{"patches": 512}] * 4, bucket_list)
-    assert [len(group.items) for group in groups] == [2, 2]
+    for item, count, small in ((500, 2, 512), (512, 4, 1024)):
+        groups = pack([{"patches": item}] * count, [{"patches": small}, {"patches": 4096}])
+        assert [group.bucket for group in groups] == [{"patches": small}] * 2
+        assert [len(group.items) for group in groups] == [count // 2] * 2
 
 
 def test_without_captured_graphs_everything_is_alone() -> None:

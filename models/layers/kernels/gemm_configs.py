@@ -1,8 +1,8 @@
 """Which configuration of the GEMM kernel a layer takes: by a table that was measured on this kind of GPU, else by rule.
 
-Measured are an H100 (models.layers.kernels.gemm_tables) and what `reprise tune` was run on. A GEMM that no table
-names goes by the rules of models.layers.kernels.gemm: one vector by a kernel of its own, few rows streamed in a tile
-that is cut down until it fits the GPU, more rows by cuBLAS with kernels around it.
+Measured is an H100 (models.layers.kernels.gemm_tables). A GEMM that no table names goes by the rules of
+models.layers.kernels.gemm: one vector by a kernel of its own, few rows streamed in a tile that is cut down until it
+fits the GPU, more rows by cuBLAS with kernels around it.
 """
 
 from __future__ import annotations
@@ -25,24 +25,18 @@ _VALUE_BYTES = 2
 _DEPTH = 128
 _BESIDE_TILES = 2048
 """Shared memory that a program asks for beside its tiles: barriers, and what sums across warps goes through."""
-_tuned: Table | None = None
-
-
-def use(table: Table | None) -> None:
-    """This process takes its GEMM configurations from `table`; None: from the one that belongs to the GPU."""
-    global _tuned
-    _tuned = table
+_used: Table | None = None
 
 
 @contextmanager
 def using(table: Table) -> Iterator[None]:
-    """`use` for a while."""
-    before = _tuned
-    use(table)
+    """In this context GEMMs take their configurations from `table`, not from the one that belongs to the GPU."""
+    global _used
+    before, _used = _used, table
     try:
         yield
     finally:
-        use(before)
+        _used = before
 
 
 @cache
@@ -59,7 +53,7 @@ def e4m3_table_of(gpu: Gpu) -> Table:
 
 def active() -> Table:
     """What `config_for` reads of weights of 16 bits."""
-    return _tuned if _tuned is not None else table_of(current_gpu())
+    return _used if _used is not None else table_of(current_gpu())
 
 
 def in_sixteen_bits(x: Tensor, weight: Tensor) -> bool:
@@ -80,7 +74,6 @@ def config_for(kind: Kind, x: Tensor, weight: Weight) -> Variant | None:
         return None
     outputs = weight.shape[0] // (2 if kind == "silu_mul" else 1)
     rows = x.numel() // x.shape[-1]
-    # `reprise tune` measures weights of 16 bits alone.
     table = e4m3_table_of(current_gpu()) if e4m3 or codes else active()
     for choice in table.get(Shape(kind, weight.shape[1], outputs, e4m3, codes), ()):
         if choice.least <= rows <= choice.most:

@@ -1,6 +1,6 @@
 """GEMM configurations that come with the package, and their form in a file.
 
-gemm_sm_90.json was measured on an H100, for Qwen3.5 on an H200 by `reprise tune`, and is for every GPU of compute
+gemm_sm_90.json was measured on an H100, for Qwen3.5 on an H200 GEMM by GEMM, and is for every GPU of compute
 capability 9.0. `python -m benchmarks.kernels.choose` writes it from the results of `python -m benchmarks.kernels`, but
 for "codes" and "codes_blocks": what codes with scales of 128 inputs or more were measured to take.
 """

@@ -149,8 +149,6 @@ class Encoded:
     """An encoder pass that was launched."""
 
     route: Route
-    bucket: Bucket | None
-    """The captured bucket that holds it, if any, whichever route was taken."""
     begun: Mark
     """The mark before the pass."""
     waiting: tuple[RequestStats, ...]
@@ -195,7 +193,6 @@ class VisionStage:
             before_ready=captured_first(bucket_list[::-1][::2], restarted=config.restarted),
             dense_buckets=dense_buckets,
             on_demand=[*rare_buckets, *(dense_buckets if config.restarted else ())],
-            measured=True,
         )
         self._pending: OrderedDict[bytes, PendingItem] = OrderedDict()
 
@@ -342,7 +339,7 @@ class VisionStage:
         waiting = {stats for part in parts for stats in self._pending[part.digest].waiting}
         for part in parts:
             self._finish(part)
-        return Encoded(run.route, run.bucket, begun, tuple(waiting))
+        return Encoded(run.route, begun, tuple(waiting))
 
     def _launch_pass(self, parts: Sequence[Part]) -> tuple[Run, Mark]:
         """The pass, and the mark before it."""
@@ -365,14 +362,12 @@ class VisionStage:
             row += count
 
     def observe(self, encoded: Encoded, seconds: float, ended: float) -> None:
-        """Record how long a pass took: in the metrics, the statistics of its sequences, and the choice of route of its
-        bucket. ended: when its results were read."""
+        """Record how long a pass took: in the metrics and the statistics of its sequences. ended: when its results were
+        read."""
         for stats in encoded.waiting:
             stats.add_encoder_pass(ended - seconds, ended)
-        observations, route = self._context.observations, encoded.route
-        observations.observe("vision_encode_duration_seconds", seconds, model=self._name, route=route)
-        if encoded.bucket is not None:
-            self.runner.observe(encoded.bucket, encoded.route, seconds)
+        observations = self._context.observations
+        observations.observe("vision_encode_duration_seconds", seconds, model=self._name, route=encoded.route)
 
     def _finish(self, part: Part) -> None:
         pending = self._pending[part.digest]

@@ -305,8 +305,8 @@ class Pacing:
         pair: seconds of a pair of a query and a cached key."""
         for kind, runner in runners.items():
             for size, seconds in runner.measured_seconds:
-                self.costs.observe(kind, size, seconds.replay)
-        self.costs.prefill.start({tokens: seconds.replay for tokens, seconds in prefill.measured_seconds}, pair)
+                self.costs.observe(kind, size, seconds)
+        self.costs.prefill.start(dict(prefill.measured_seconds), pair)
 
     def decode_seconds(self, rows: int, *, verifies: bool = False) -> float:
         """Predicted seconds of a decode step; 0 without rows, and until one was measured. verifies: it has drafts."""

@@ -50,10 +50,7 @@ class Policy:
     first_audio_target: seconds after which a listener without audio counts as waiting in silence.
     refuse_after: seconds; a request whose first audio is predicted to come later is refused.
     max_load: share of real time that the live streams' steps may take; a request that would exceed it is refused.
-    guard: seconds of slack never spent (transport, jitter of the host).
-    far_ahead: seconds; streams with more slack than this come after streams without a live listener.
-    prefill_tokens: prompt positions that one step computes at most. min_chunk: and of a chunk at least, where the
-        prompt has more left and cannot be replayed whole.
+    prefill_tokens: prompt positions that one step computes at most.
     """
 
     buckets: tuple[int, ...]
@@ -63,10 +60,7 @@ class Policy:
     first_audio_target: float = 2.0
     refuse_after: float = 2.0
     max_load: float = 0.8
-    guard: float = 0.02
-    far_ahead: float = 2.0
     prefill_tokens: int = 2048
-    min_chunk: int = 64
 
 
 class Forecast:

@@ -22,6 +22,13 @@ from service.engine.speech.capacity import Room
 from service.engine.speech.forecast import Forecast, Policy, Prompts
 from service.engine.speech.stream import Phase, PrefillChunk, PrefillSize, Stream
 
+GUARD = 0.02
+"""Seconds of slack never spent (transport, jitter of the host)."""
+FAR_AHEAD = 2.0
+"""Streams with more seconds of slack than this come after streams without a live listener."""
+MIN_CHUNK = 64
+"""Positions of a chunk at least, where the prompt has more left and cannot be replayed whole."""
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -169,7 +176,7 @@ class SpeechScheduler:
 
     def least_slack(self, start: float) -> float:
         """Seconds that other work may take from `start` on before a listener runs out of audio; infinity if none."""
-        return min((slack for _, slack in self._slacks(start)), default=math.inf) - self.policy.guard
+        return min((slack for _, slack in self._slacks(start)), default=math.inf) - GUARD
 
     def _slacks(self, start: float) -> list[tuple[Stream, float]]:
         """Slack of every live stream that has begun to play and can run."""
@@ -276,16 +283,16 @@ class SpeechScheduler:
         for stream in candidates:
             own = slacks.get(stream, stream.arrival + policy.first_audio_target - start)
             others = [slack for other, slack in slacks.items() if other is not stream and (slack >= 0 or slack < own)]
-            budget = min(others, default=math.inf) - policy.guard
+            budget = min(others, default=math.inf) - GUARD
             if len(chunks) >= policy.buckets[-1]:
                 break
             # Two launches cost more than one, so a prompt that can be replayed whole is not split.
             whole = self.forecast.replayable(stream)
-            least = stream.prompt_left if whole else policy.min_chunk
+            least = stream.prompt_left if whole else MIN_CHUNK
             length = min(stream.prompt_left, policy.prefill_tokens - size.tokens)
             if length < stream.prompt_left and whole:
                 break
-            forced = stream in slacks and own <= budget + policy.guard
+            forced = stream in slacks and own <= budget + GUARD
             while length > 0 and not forced:
                 grown = size.with_chunk(PrefillChunk.next(stream, length))
                 if self.forecast.prefill_bound(grown) + rounds <= budget:
@@ -336,7 +343,7 @@ class SpeechScheduler:
         """
         policy, forecast, solver_steps = self.policy, self.forecast, group[0].solver_steps
         most = min(len(group), policy.buckets[-1])
-        horizon = 2 * forecast.decode_bound(solver_steps, most) + policy.guard
+        horizon = 2 * forecast.decode_bound(solver_steps, most) + GUARD
         room_wanted = not cheapest and any(stream.live for stream in self._waiting)
 
         def rank(stream: Stream) -> tuple[int, float]:
@@ -350,7 +357,7 @@ class SpeechScheduler:
             if room_wanted:
                 return (1, forecast.patches_left(stream))
             if stream.live:
-                return (3 if slack > policy.far_ahead else 1, slack)
+                return (3 if slack > FAR_AHEAD else 1, slack)
             return (2, stream.last_launch)
 
         def rows_per_second(count: int) -> float:

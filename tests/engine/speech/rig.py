@@ -11,16 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from models.interfaces.processor import SpeechProcessor
 from models.protocol import SpeechModel
 from service.engine.core.worker import Control, Request, WorkerContext
 from service.engine.speech.in_flight import Launch
 from service.engine.speech.runner import Outcome
 from service.engine.speech.worker import SpeechWorker
-from service.graphs.observations import Observations
+from service.graphs.observations import Observation, Observations
 from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig, ModelConfig
 from service.link.messages import Failed, ReferenceEncoded, SpeechDelta, SpeechRequest
+from tests.models.voxcpm2 import golden
+
+HIDDEN, AUDIO = 1e-4, 2e-4
+"""Differences that patches and audio may have by the order of sums."""
 
 
 @dataclass
@@ -36,12 +39,28 @@ class Heard:
     def audio(self) -> np.ndarray:
         return np.concatenate([delta.audio for delta in self.deltas])
 
+    @property
+    def latents(self) -> np.ndarray:
+        return np.stack(self.patches)
+
+
+def same_patches(found: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found, expected, atol=HIDDEN, rtol=0)
+
+
+def same_audio(found: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found, expected, atol=AUDIO, rtol=0)
+
+
+def same(heard: Heard, expected: Heard) -> None:
+    same_patches(heard.latents, expected.latents)
+    same_audio(heard.audio, expected.audio)
+
 
 class WorkerRig:
     def __init__(
         self,
         model: SpeechModel,
-        processor: SpeechProcessor,
         *,
         graphs: bool = True,
         max_running: int = 4,
@@ -52,10 +71,7 @@ class WorkerRig:
         target: float | None = None,
         device: str = "cpu",
         capture_all: bool = False,
-        solver_steps: tuple[int, ...] = (),
         lora_voices: str = "",
-        restarted: bool = False,
-        graph_bytes: int = 1 << 30,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = EngineConfig(
@@ -68,17 +84,15 @@ class WorkerRig:
             max_speech_load=1e9,
             max_step_tokens=step_tokens,
             graphs=graphs,
-            solver_steps=solver_steps,
             lora_voices=lora_voices,
-            restarted=restarted,
         )
         where = torch.device(device)
         dtype = model.state_specs()["last_patch"].dtype
         self.observations = Observations()
-        self.pool = GraphPool(where, graph_bytes)
+        self.pool = GraphPool(where, 1 << 30)
         context = WorkerContext(config, where, dtype, self.pool, self.observations, clock)
         self._clock = clock
-        self.worker = SpeechWorker("tts", processor, model, context)
+        self.worker = SpeechWorker("tts", golden.processor(), model, context)
         self.worker.allocate(1 + tokens // config.page_size)
         if capture_all:
             for runner in self.worker.graph_runners:
@@ -141,6 +155,14 @@ class WorkerRig:
             if not self.turn() and not script:
                 return self.heard
             turn += 1
+
+    def events(self, name: str) -> list[Observation]:
+        """Those of a metric since the last call, which forgets all others."""
+        return [event for event in self.observations.drain() if event.name == name]
+
+    def routes(self) -> set[tuple[str, str]]:
+        """Kind and route of the steps since the last call."""
+        return {(event.labels["kind"], event.labels["route"]) for event in self.events("steps_total")}
 
     def alone(self, request: SpeechRequest) -> Heard:
         return self.run({0: [request]})[request.request_id]

@@ -12,7 +12,7 @@ from service.engine.core.pages import PagePool
 from service.engine.speech.costs import Kind, SpeechCosts
 from service.engine.speech.forecast import Forecast, Policy
 from service.engine.speech.scheduler import Refusal, SpeechScheduler, Step
-from service.engine.speech.stream import FindCapturedBucket, Playback, PrefillSize, Stream, VoicePage, replayed_cost_key
+from service.engine.speech.stream import FindCapturedBucket, Playback, PrefillSize, Stream, replayed_cost_key
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 PATCH_SECONDS = 0.16
@@ -75,7 +75,6 @@ class Arrival:
     cap_factor: float = 2.0
     speed: float = 1.0
     speed_known: bool = True
-    voice: tuple[VoicePage, ...] = ()
 
     def stream(self, number: int) -> Stream:
         cap = int(self.patches * self.cap_factor)
@@ -89,7 +88,6 @@ class Arrival:
             max_patches=cap,
             playback=Playback(self.speed if self.speed_known else 1.0),
             positions=self.prompt_tokens + cap,
-            voice=self.voice,
         )
 
 
@@ -105,7 +103,6 @@ class Outcome:
     refused: list[Refusal] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     finished: int = 0
-    end: float = 0.0
 
     def p95(self) -> float:
         return sorted(self.first_audio)[int(0.95 * (len(self.first_audio) - 1))]
@@ -127,9 +124,6 @@ class Simulation:
         target: float = 1e9,
         max_load: float = 1e9,
         scale: float = 1.0,
-        jitter: float = 0.05,
-        seed: int = 0,
-        far_ahead: float = 2.0,
         buckets: tuple[int, ...] = BUCKETS,
         costs: dict[Kind, dict[int, float]] = MEASURED,
         captured: FindCapturedBucket = eager,
@@ -142,15 +136,13 @@ class Simulation:
             max_waiting=10_000,
             refuse_after=target,
             max_load=max_load,
-            far_ahead=far_ahead,
         )
         self.pages = PagePool(pages + 1, page_size=16)
         self.buckets = buckets
         self.captured = captured
         self.true = measured_costs(scale, costs)
         self.scheduler = SpeechScheduler(policy, Forecast(measured_costs(scale, costs), captured, policy), self.pages)
-        self.random = random.Random(seed)
-        self.jitter = jitter
+        self.random = random.Random(0)
         self.outcome = Outcome()
 
     def seconds(self, step: Step) -> float:
@@ -165,7 +157,7 @@ class Simulation:
             kind, size = ("prefill", required["tokens"]) if bucket is None else replayed_cost_key(bucket)
             total += mean(kind, 0, size)
             total += sum(mean("tail", steps, self.bucket(count)) for steps, count in rows.items())
-        return total * (1 + self.random.uniform(-self.jitter, self.jitter))
+        return total * (1 + self.random.uniform(-0.05, 0.05))
 
     def bucket(self, rows: int) -> int:
         return next((size for size in self.buckets if size >= rows), self.buckets[-1]) if rows else 0
@@ -213,7 +205,6 @@ class Simulation:
                 if not arrivals:
                     break
                 clock = max(clock, arrivals[0].time)
-        outcome.end = clock
         return outcome
 
     def check(self, step: Step) -> None:

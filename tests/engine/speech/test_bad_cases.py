@@ -18,11 +18,10 @@ from service.engine.speech.in_flight import Launch
 from service.engine.speech.requests import UnsentAudio
 from service.engine.speech.runner import Outcome
 from service.link.messages import Abort, SpeechDelta, SpeechRequest, SpeechSegment
-from tests.engine.speech.rig import Heard, WorkerRig
+from tests.engine.speech.rig import Heard, WorkerRig, same_audio, same_patches
 from tests.models.voxcpm2 import golden
 from tests.support.slow import slow
 
-HIDDEN, AUDIO = 1e-4, 2e-4
 FIRST, LATER = "A tiny voice says hello.", "Two red boats."
 LONG = 10
 """Patches, 1.6 s: with them in hand a listener can wait for the next segment."""
@@ -33,7 +32,7 @@ class Rig(WorkerRig):
 
     def __init__(self, model: VoxCPM2) -> None:
         self.now = 0.0
-        super().__init__(model, golden.processor(), clock=lambda: self.now)
+        super().__init__(model, clock=lambda: self.now)
         self.runaways: dict[int, int] = {}
         outcomes = self.worker._runner.outcomes
 
@@ -54,8 +53,7 @@ class Rig(WorkerRig):
 
     @property
     def retried(self) -> float:
-        events = self.observations.drain()
-        return sum(event.value for event in events if event.name == "speech_retries_total")
+        return sum(event.value for event in self.events("speech_retries_total"))
 
     def sent(self) -> list[int]:
         """Segments of the audio that was sent so far, patch by patch."""
@@ -87,17 +85,13 @@ def request(*segments: SpeechSegment, **changes: object) -> SpeechRequest:
     return SpeechRequest("one", "tts", segments, **fields)  # type: ignore[arg-type]
 
 
-def same(one: Heard, other: Heard) -> None:
-    np.testing.assert_allclose(one.audio, other.audio, atol=AUDIO, rtol=0)
-
-
 @pytest.mark.parametrize(("runaways", "retries", "retried"), [(1, 2, 1), slow(9, 2, 2), slow(9, 0, 0)])
 def test_offline_speech_is_retried_with_the_next_seeds(rig: Rig, runaways: int, retries: int, retried: int) -> None:
     heard = rig.say(request(segment(FIRST, 4), live=False, retries=retries), s0=runaways)
     assert rig.retried == retried
     assert len(heard.deltas) == 4 and heard.deltas[-1].finished
     assert heard.deltas[-1].truncated == (runaways > retried)
-    same(rig.say(request(segment(FIRST, 4), seed=7 + retried)), heard)
+    same_audio(rig.say(request(segment(FIRST, 4), seed=7 + retried)).audio, heard.audio)
 
 
 @pytest.mark.slow
@@ -106,21 +100,20 @@ def test_one_segment_alone_is_retried(rig: Rig) -> None:
     segments = segment(FIRST, 4), segment(LATER, 3)
     heard = rig.say(request(*segments, live=False), s1=1)
     assert rig.retried == 1 and [delta.segment for delta in heard.deltas] == [0] * 4 + [1] * 3
-    patches = np.stack(heard.patches)
+    patches = heard.latents
     assert len(patches) == 4 + 3 + 3, "those of the attempt that nobody heard, too"
     untouched = rig.say(request(*segments))
-    same(replaced(heard, 0), replaced(untouched, 0))
-    np.testing.assert_allclose(patches[:7], np.stack(untouched.patches), atol=HIDDEN, rtol=0)
+    same_audio(of_segment(heard, 0), of_segment(untouched, 0))
+    same_patches(patches[:7], untouched.latents)
     assert np.abs(patches[7:] - patches[4:7]).max() > 0.01, "another attempt"
     with torch.inference_mode():
         latents = torch.from_numpy(np.concatenate([patches[:4], patches[7:]])).flatten(0, 1).T[None]
         whole = rig.worker._model.vae.decoder(latents)[0, 0].numpy()  # type: ignore[attr-defined]
-    np.testing.assert_allclose(heard.audio, whole, atol=AUDIO, rtol=0)
+    same_audio(heard.audio, whole)
 
 
-def replaced(heard: Heard, segment: int) -> Heard:
-    """Of that segment alone."""
-    return Heard([delta for delta in heard.deltas if delta.segment == segment])
+def of_segment(heard: Heard, segment: int) -> np.ndarray:
+    return np.concatenate([delta.audio for delta in heard.deltas if delta.segment == segment])
 
 
 def test_a_continued_clip_is_continued_again(rig: Rig) -> None:
@@ -128,7 +121,7 @@ def test_a_continued_clip_is_continued_again(rig: Rig) -> None:
     voice = {"prompt": clip, "transcript_ids": segment(LATER, 3).text_ids}
     heard = rig.say(request(segment(LATER, 3), live=False, **voice), s0=1)
     assert rig.retried == 1
-    same(rig.say(request(segment(LATER, 3), seed=8, **voice)), heard)
+    same_audio(rig.say(request(segment(LATER, 3), seed=8, **voice)).audio, heard.audio)
 
 
 def test_a_streams_first_segment_is_sent_as_it_is_made(rig: Rig) -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from models.voxcpm2.model import VoxCPM2, load_model
-from tests.engine.speech.rig import Heard, WorkerRig
+from tests.engine.speech.rig import Heard, WorkerRig, same
 from tests.engine.speech.test_voices import spoken
-from tests.engine.speech.test_worker import AUDIO, HIDDEN, request, segment, streams
+from tests.engine.speech.test_worker import request, segment, streams
 from tests.models.voxcpm2 import golden
 
 pytestmark = pytest.mark.gpu
@@ -29,7 +29,7 @@ def model() -> Iterator[VoxCPM2]:
 
 @pytest.fixture(scope="module")
 def alone(model: VoxCPM2) -> dict[str, Heard]:
-    rig = WorkerRig(model, golden.processor(), graphs=False, device="cuda")
+    rig = WorkerRig(model, graphs=False, device="cuda")
     for one in streams(33):
         rig.alone(one)
     return dict(rig.heard)
@@ -43,14 +43,7 @@ def test_streams_that_come_and_go_equal_themselves_alone(
     """tail: what makes the first patches; otherwise they are rows of decode steps."""
     with torch.cuda.stream(torch.cuda.Stream()):
         rig = WorkerRig(
-            model,
-            golden.processor(),
-            max_running=count,
-            buckets=buckets,
-            tokens=8192,
-            step_tokens=48,
-            device="cuda",
-            capture_all=True,
+            model, max_running=count, buckets=buckets, tokens=8192, step_tokens=48, device="cuda", capture_all=True
         )
         rig.first_patches_in_rows(lambda: not tail)
         rig.observations.drain()  # Of captures and of measuring costs, which run tails.
@@ -58,14 +51,9 @@ def test_streams_that_come_and_go_equal_themselves_alone(
         heard = rig.run({i: arrivals[a_turn * i : a_turn * (i + 1)] for i in range(-(-count // a_turn))})
     assert len(heard) == count
     for name, got in heard.items():
-        np.testing.assert_allclose(np.stack(got.patches), np.stack(alone[name].patches), atol=HIDDEN, rtol=0)
-        np.testing.assert_allclose(got.audio, alone[name].audio, atol=AUDIO, rtol=0)
+        same(got, alone[name])
     rig.assert_clean()
-    routes = {
-        (event.labels["kind"], event.labels["route"])
-        for event in rig.observations.drain()
-        if event.name == "steps_total"
-    }
+    routes = rig.routes()
     assert {("prefill", "replay"), ("decode", "replay"), ("vae", "replay")} <= routes
     assert (("tail", "replay") in routes) == tail
     assert ("decode", "eager") not in routes and ("vae", "eager") not in routes
@@ -74,15 +62,11 @@ def test_streams_that_come_and_go_equal_themselves_alone(
 def test_predicted_step_times_are_close_to_measured_ones(model: VoxCPM2) -> None:
     """From the second stream on; the cost model learns from events on the device."""
     with torch.cuda.stream(torch.cuda.Stream()):
-        rig = WorkerRig(model, golden.processor(), buckets=(1, 4), device="cuda")
+        rig = WorkerRig(model, buckets=(1, 4), device="cuda")
         rig.alone(request("warm", segment("Two red boats.", 30)))
         rig.observations.drain()
         rig.alone(request("measured", segment("Two red boats.", 60)))
-    ratios = [
-        event.value
-        for event in rig.observations.drain()
-        if event.name == "step_prediction_ratio" and event.labels["kind"] == "decode"
-    ]
+    ratios = [event.value for event in rig.events("step_prediction_ratio") if event.labels["kind"] == "decode"]
     assert len(ratios) > 50
     assert 0.7 < float(np.median(ratios)) < 1.4
 
@@ -90,15 +74,13 @@ def test_predicted_step_times_are_close_to_measured_ones(model: VoxCPM2) -> None
 def test_streams_that_share_a_voice_equal_themselves_alone(model: VoxCPM2) -> None:
     """Over a cache that is too small for all; prompts behind shared pages are replayed."""
     requests = [spoken(number, voice) for number, voice in enumerate((3, 3, 2, 3, 0, 2, 1, 3, 3, 2))]
-    alone = [WorkerRig(model, golden.processor(), graphs=False, device="cuda").alone(one) for one in requests]
+    alone = [WorkerRig(model, graphs=False, device="cuda").alone(one) for one in requests]
     with torch.cuda.stream(torch.cuda.Stream()):
-        rig = WorkerRig(model, golden.processor(), tokens=24 * 16, device="cuda", capture_all=True)
+        rig = WorkerRig(model, tokens=24 * 16, device="cuda", capture_all=True)
         rig.observations.drain()
         heard = rig.run({3 * turn: requests[2 * turn : 2 * turn + 2] for turn in range(5)})
     for one, expected in zip(requests, alone, strict=True):
-        got = heard[one.request_id]
-        np.testing.assert_allclose(np.stack(got.patches), np.stack(expected.patches), atol=HIDDEN, rtol=0)
-        np.testing.assert_allclose(got.audio, expected.audio, atol=AUDIO, rtol=0)
+        same(heard[one.request_id], expected)
     rig.assert_clean()
     events = rig.observations.drain()
     assert sum(event.value for event in events if event.name == "prefix_cache_hit_tokens_total") >= 32

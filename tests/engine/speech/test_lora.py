@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from models.interfaces.errors import CheckpointError
 from service.link.messages import SpeechRequest
-from tests.engine.speech.rig import Heard, WorkerRig
-from tests.engine.speech.test_worker import AUDIO, HIDDEN, TEXTS, request, segment
+from tests.engine.speech.rig import Heard, WorkerRig, same
+from tests.engine.speech.test_worker import TEXTS, request, segment
 from tests.models.voxcpm2 import golden
 from tests.support.devices import DEVICES
 from tests.support.lora import GROUPS, merge, random_adapter, write_adapter
@@ -49,7 +48,7 @@ def exact_products() -> Iterator[None]:
     torch.backends.cudnn.allow_tf32 = allowed
 
 
-def requests(count: int = 8) -> list[SpeechRequest]:
+def requests() -> list[SpeechRequest]:
     """Each adapter, and none, in turn; two numbers of solver steps; one in two segments."""
     names = ("anna", "", "bela", "anna", "cora", "", "bela", "cora")
     return [
@@ -57,11 +56,11 @@ def requests(count: int = 8) -> list[SpeechRequest]:
             f"{i}",
             segment(TEXTS[i % 5], 4 + i % 3),
             *([segment(TEXTS[3], 3)] if i == 3 else []),
-            adapter=names[i % 8],
+            adapter=name,
             seed=i,
             solver_steps=(10, 4)[i == 6],
         )
-        for i in range(count)
+        for i, name in enumerate(names)
     ]
 
 
@@ -72,7 +71,7 @@ def merged_alone(device: str) -> dict[str, Heard]:
         model = golden.never_stopping(device)
         if name:
             merge(model, tensors_of(name), ADAPTERS[name]["alpha"] / ADAPTERS[name]["rank"])  # type: ignore[operator]
-        rig = WorkerRig(model, golden.processor(), graphs=False, device=device)
+        rig = WorkerRig(model, graphs=False, device=device)
         for one in requests():
             if one.adapter == name:
                 plain = request(one.request_id, *one.segments, seed=one.seed, solver_steps=one.solver_steps)
@@ -83,11 +82,6 @@ def merged_alone(device: str) -> dict[str, Heard]:
 @pytest.fixture(scope="module")
 def expected(request: pytest.FixtureRequest) -> dict[str, Heard]:
     return merged_alone(request.param)
-
-
-def assert_same(got: Heard, wanted: Heard) -> None:
-    np.testing.assert_allclose(np.stack(got.patches), np.stack(wanted.patches), atol=HIDDEN, rtol=0)
-    np.testing.assert_allclose(got.audio, wanted.audio, atol=AUDIO, rtol=0)
 
 
 @pytest.mark.slow
@@ -102,7 +96,6 @@ def test_mixed_batches_sound_like_merged_weights_alone(
 ) -> None:
     rig = WorkerRig(
         golden.never_stopping(device),
-        golden.processor(),
         graphs=graphs,
         max_running=8,
         buckets=(1, 4, 8),
@@ -118,16 +111,12 @@ def test_mixed_batches_sound_like_merged_weights_alone(
     assert len(heard) == len(arrivals)
     for name, got in heard.items():
         assert got.failed is None
-        assert_same(got, expected[name])
+        same(got, expected[name])
     voices = {name: expected[name].patches[0].tobytes() for name in ("0", "1", "2", "4")}
     assert len(set(voices.values())) == 4
     rig.assert_clean()
-    routes = Counter(
-        event.labels["route"]
-        for event in rig.observations.drain()
-        if event.name == "steps_total" and event.labels["kind"] in ("decode", "tail")
-    )
-    assert set(routes) == ({"replay"} if graphs else {"eager"})
+    routes = {route for kind, route in rig.routes() if kind in ("decode", "tail")}
+    assert routes == ({"replay"} if graphs else {"eager"})
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -136,14 +125,9 @@ def test_rows_without_an_adapter_are_the_same_to_the_bit_beside_rows_with_one(fo
 
     def patches(*others: SpeechRequest) -> np.ndarray:
         rig = WorkerRig(
-            golden.never_stopping(device),
-            golden.processor(),
-            buckets=(4,),
-            device=device,
-            capture_all=True,
-            lora_voices=str(folder),
+            golden.never_stopping(device), buckets=(4,), device=device, capture_all=True, lora_voices=str(folder)
         )
-        return np.stack(rig.run({0: [base, *others]})["base"].patches)
+        return rig.run({0: [base, *others]})["base"].latents
 
     with_anna = request("other", segment(TEXTS[1], 6), adapter="anna")
     without = request("other", segment(TEXTS[1], 6))
@@ -151,7 +135,7 @@ def test_rows_without_an_adapter_are_the_same_to_the_bit_beside_rows_with_one(fo
 
 
 def test_a_batch_without_adapters_replays_the_graph_of_a_server_without_them(folder: Path) -> None:
-    rig = WorkerRig(golden.never_stopping("cpu"), golden.processor(), capture_all=True, lora_voices=str(folder))
+    rig = WorkerRig(golden.never_stopping("cpu"), capture_all=True, lora_voices=str(folder))
     runner = rig.worker._runner
     adapted = runner.variants[1]
 
@@ -165,9 +149,7 @@ def test_a_batch_without_adapters_replays_the_graph_of_a_server_without_them(fol
 
 def test_an_adapter_that_is_not_there(folder: Path) -> None:
     for directory in (str(folder), ""):
-        failed = WorkerRig(golden.never_stopping("cpu"), golden.processor(), lora_voices=directory).alone(
-            request("x", adapter="dora")
-        )
+        failed = WorkerRig(golden.never_stopping("cpu"), lora_voices=directory).alone(request("x", adapter="dora"))
         assert failed.failed is not None and failed.failed.status == 404 and failed.failed.code == "voice_not_found"
 
 
@@ -185,14 +167,14 @@ def changed(folder: Path, **changes: object) -> Path:
 
 
 def start(folder: Path) -> None:
-    WorkerRig(golden.never_stopping("cpu"), golden.processor(), lora_voices=str(folder))
+    WorkerRig(golden.never_stopping("cpu"), lora_voices=str(folder))
 
 
 A = "base_lm.layers.0.self_attn.q_proj.lora_A"
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("wrong", "said"),
     [
         (
             {A: torch.zeros(16, 7)},
@@ -201,16 +183,6 @@ A = "base_lm.layers.0.self_attn.q_proj.lora_A"
         ({A: None}, r"q_proj.lora_B is there and .*q_proj.lora_A is missing"),
         ({"base_lm.layers.0.mlp.up_proj.lora_A": torch.zeros(16, 64)}, r"mlp.up_proj.lora_A is no adapter of a layer"),
         ({A: torch.full((16, 64), float("nan"))}, rf"{A} has values that are not finite in torch.float32"),
-    ],
-)
-def test_bad_tensors_are_refused_by_name(tmp_path: Path, changes: dict[str, object], said: str) -> None:
-    with pytest.raises(CheckpointError, match=said):
-        start(changed(tmp_path, **changes))
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
         ("{", r"lora_config\.json cannot be read"),
         (json.dumps({"lora_config": {"r": 0, "alpha": 1}}), "lora_config.r must be an integer from 1 to 256, not 0"),
         ('{"lora_config": {"r": 16, "alpha": NaN}}', "lora_config.alpha .* float32 can hold, not nan"),
@@ -218,8 +190,11 @@ def test_bad_tensors_are_refused_by_name(tmp_path: Path, changes: dict[str, obje
         (json.dumps({"lora_config": {"r": 8, "alpha": 8}}), r"has shape \[16, .*, this model needs \[8, "),
     ],
 )
-def test_bad_configurations_are_refused_by_name(tmp_path: Path, config: str, said: str) -> None:
-    (changed(tmp_path) / "bad" / "lora_config.json").write_text(config)
+def test_a_bad_adapter_is_refused_by_name(tmp_path: Path, wrong: dict[str, object] | str, said: str) -> None:
+    """wrong: tensors, or the configuration."""
+    changed(tmp_path, **(wrong if isinstance(wrong, dict) else {}))
+    if isinstance(wrong, str):
+        (tmp_path / "bad" / "lora_config.json").write_text(wrong)
     with pytest.raises(CheckpointError, match=said):
         start(tmp_path)
 

@@ -290,20 +290,6 @@ def fused(rows: int, steps: int = 10) -> SpeechScheduler:
     return sched
 
 
-@pytest.mark.parametrize(
-    ("rows", "gathered"), [(128, [1, 0, 2, 0, 2]), (32, [1, 1, 1, 1, 1])], ids=["saturated", "not saturated"]
-)
-def test_where_steps_are_saturated_one_of_them_lets_prompts_gather(rows: int, gathered: list[int]) -> None:
-    sched = fused(rows)
-    prompts: list[int] = []
-    for index in range(5):
-        sched.submit(stream(f"new {index}", arrival=100.0), 0.0)
-        step = launched(sched, 100.0)
-        assert bool(step.prefills) != bool(step.decodes)
-        prompts.append(len(step.prefills))
-    assert prompts == gathered
-
-
 def test_first_patches_are_rows_of_the_next_step_where_that_is_saturated() -> None:
     sched = fused(128)
     new = [stream(f"new {index}", live=bool(index), arrival=100.0) for index in range(3)]

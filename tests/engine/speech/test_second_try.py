@@ -11,10 +11,9 @@ import torch
 from models.voxcpm2.model import VoxCPM2
 from service.engine.speech.runner import make_copies
 from service.engine.speech.stream import PageCopy
-from tests.engine.speech.rig import Heard, WorkerRig
-from tests.engine.speech.test_voices import Alone, same, spoken, spoken_stream
+from tests.engine.speech.rig import Heard, WorkerRig, same
+from tests.engine.speech.test_voices import Alone, spoken, spoken_stream
 from tests.engine.speech.test_worker import request
-from tests.models.voxcpm2 import golden
 from tests.support.out_of_memory import MESSAGE, OutOfMemory, retries
 
 
@@ -30,7 +29,7 @@ def test_nothing_sounds_different_if_every_prefill_runs_out_of_memory_at_first(
 ) -> None:
     """Voices whose pages are shared and copied, further segments and takes, and audio that is continued."""
     fault = OutOfMemory(monkeypatch, model, "prefill", times=0)
-    rig = WorkerRig(model, golden.processor(), graphs=route == "replayed", max_running=8, step_tokens=48)
+    rig = WorkerRig(model, graphs=route == "replayed", max_running=8, step_tokens=48)
     fault.at_first_tries_of(rig.worker._runner, "_launch_pass")
     asked = [(0, 3, 2, 0, 0), (1, 3, 1, 0, 0), (2, 0, 2, 1, 0), (3, 2, 2, 0, 9), (4, 3, 1, 0, 0), (5, 2, 1, 0, 0)]
     heard = rig.run({2 * turn: [spoken(*kind)] for turn, kind in enumerate(asked)})
@@ -45,7 +44,7 @@ def test_nothing_sounds_different_if_every_prefill_runs_out_of_memory_at_first(
 def test_a_prefill_that_runs_out_of_memory_twice_fails_alone(
     model: VoxCPM2, alone: dict[tuple[int, ...], Heard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = WorkerRig(model, golden.processor(), graphs=False)
+    rig = WorkerRig(model, graphs=False)
 
     def bad(chunks: Any, *rest: Any) -> bool:
         return any(sequence.request.request_id == "bad" for _, sequence in chunks)
@@ -66,7 +65,7 @@ def test_a_prefill_that_runs_out_of_memory_twice_fails_alone(
 
 
 def test_what_fails_behind_a_pass_fails_its_prompts_alone(model: VoxCPM2, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = WorkerRig(model, golden.processor(), graphs=False)
+    rig = WorkerRig(model, graphs=False)
     runner = rig.worker._runner
 
     def with_new(sequences: Any) -> bool:

@@ -14,8 +14,8 @@ from service.engine.speech.references import voice_pages
 from service.engine.speech.runner import make_copies
 from service.engine.speech.stream import PageCopy, Stream
 from service.link.messages import Abort, SpeechRequest
-from tests.engine.speech.rig import Heard, WorkerRig
-from tests.engine.speech.test_worker import AUDIO, HIDDEN, TEXTS, request, segment
+from tests.engine.speech.rig import Heard, WorkerRig, same
+from tests.engine.speech.test_worker import TEXTS, request, segment
 from tests.models.voxcpm2 import golden
 from tests.support.slow import slow
 
@@ -56,50 +56,40 @@ class Alone(dict[tuple[int, ...], Heard]):
         self._model = model
 
     def __missing__(self, key: tuple[int, ...]) -> Heard:
-        rig = WorkerRig(self._model, golden.processor(), graphs=False)
+        rig = WorkerRig(self._model, graphs=False)
         self[key] = rig.alone(spoken(*key))
         return self[key]
 
 
-def same(heard: Heard, expected: Heard) -> None:
-    np.testing.assert_allclose(np.stack(heard.patches), np.stack(expected.patches), atol=HIDDEN, rtol=0)
-    np.testing.assert_allclose(heard.audio, expected.audio, atol=AUDIO, rtol=0)
-
-
-def hits(rig: WorkerRig) -> tuple[float, float]:
-    """Prompt positions found in the cache, and asked for, since the last call."""
-    counts = {"hit": 0.0, "query": 0.0}
-    for event in rig.observations.drain():
-        for name in counts:
-            if event.name == f"prefix_cache_{name}_tokens_total":
-                counts[name] += event.value
-    return counts["hit"], counts["query"]
+def hits(rig: WorkerRig) -> float:
+    """Prompt positions found in the cache since the last call."""
+    return sum(event.value for event in rig.events("prefix_cache_hit_tokens_total"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
 def test_a_voice_that_spoke_before_is_found(model: VoxCPM2, alone: dict[tuple[int, ...], Heard], graphs: bool) -> None:
-    rig = WorkerRig(model, golden.processor(), graphs=graphs)
+    rig = WorkerRig(model, graphs=graphs)
     for number, (voice, found) in enumerate(
         [(3, 0), (3, 41), (2, 0), (2, 21), (0, 0), (0, 15), (3, 41), (1, 0), (1, 16)]
     ):
         hits(rig)
         same(rig.alone(spoken(number, voice, 2)), alone[number, voice, 2])
-        assert hits(rig)[0] == found
+        assert hits(rig) == found
         rig.assert_clean()
     assert rig.worker.state().pages_cached == 7
 
 
 @pytest.mark.parametrize("graphs", [slow(True), False], ids=["replayed", "eager"])
 def test_a_stream_of_nan_patches_fails_alone(model: VoxCPM2, alone: dict[tuple[int, ...], Heard], graphs: bool) -> None:
-    rig = WorkerRig(model, golden.processor(), graphs=graphs)
+    rig = WorkerRig(model, graphs=graphs)
     broken = spoken(1, 2, 2)
     assert broken.reference is not None
     broken.reference[3, 0, 0] = np.nan
     heard = rig.run({0: [spoken(0, 3, 2), broken]})
     failed = heard["1"].failed
     assert failed is not None and (failed.status, failed.code) == (500, "engine_error") and not heard["1"].deltas
-    assert [event.value for event in rig.observations.drain() if event.name == "corrupted_requests_total"] == [1]
+    assert [event.value for event in rig.events("corrupted_requests_total")] == [1]
     same(heard["0"], alone[0, 3, 2])
     rig.assert_clean()
 
@@ -131,7 +121,7 @@ def test_any_mix_of_voices_sounds_as_if_each_were_alone(
 ) -> None:
     """Streams come at any turn and some leave early, over a cache that is too small for all and in chunks that end
     anywhere in a page."""
-    rig = WorkerRig(model, golden.processor(), tokens=16 * pages, step_tokens=step_tokens, graphs=graphs)
+    rig = WorkerRig(model, tokens=16 * pages, step_tokens=step_tokens, graphs=graphs)
     script: dict[int, list[Request | Control]] = {}
     for number, (voice, kind, turn, leaves) in enumerate(visits):
         script.setdefault(turn, []).append(spoken(number, voice, *kind))

@@ -17,20 +17,18 @@ from hypothesis import strategies as st
 
 from models.voxcpm2.model import VoxCPM2
 from service.engine.core.worker import Control, Request
-from service.engine.speech.scheduler import Step
 from service.link.messages import Abort, EncodeReference, Pause, SpeechAppend, SpeechRequest, SpeechSegment
-from tests.engine.speech.rig import Heard, WorkerRig
+from tests.engine.speech.rig import Heard, WorkerRig, same, same_audio, same_patches
 from tests.models.voxcpm2 import golden
 from tests.support.slow import slow
 
-HIDDEN, AUDIO = 1e-4, 2e-4
 SAMPLES = 7680
 TEXTS = ("A tiny voice says hello.", "Two red boats.", "你好", "Yes", "One more sentence to speak here.")
 
 
 @pytest.fixture(scope="module")
 def rig(model: VoxCPM2) -> Iterator[WorkerRig]:
-    rig = WorkerRig(model, golden.processor())
+    rig = WorkerRig(model)
     yield rig
     rig.assert_clean()
 
@@ -74,7 +72,7 @@ def test_the_first_audio_says_when_its_phases_were(rig: WorkerRig) -> None:
 
 def test_other_models_may_go_first_for_long_if_all_hear_and_have_audio_in_hand() -> None:
     clock = [100.0]
-    rig = WorkerRig(golden.model(), golden.processor(), graphs=False, clock=lambda: clock[0])
+    rig = WorkerRig(golden.model(), graphs=False, clock=lambda: clock[0])
     worker = rig.worker
     worker.submit(request("live", segment(TEXTS[0], 40, 40), arrival=clock[0]))
     assert not worker.can_wait(clock[0], 1.0)
@@ -93,45 +91,35 @@ def test_other_models_may_go_first_for_long_if_all_hear_and_have_audio_in_hand()
         assert worker.can_wait(clock[0], 1.0)
 
 
-def launches(rig: WorkerRig, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
-    """The steps that will be launched, in order."""
-    launched: list[Step] = []
-    scheduler = rig.worker._scheduler
-    launch = scheduler.launch
-
-    def spy(step: Step, start: float) -> None:
-        launched.append(step)
-        launch(step, start)
-
-    monkeypatch.setattr(scheduler, "launch", spy)
-    return launched
-
-
 @pytest.mark.parametrize(
     ("graphs", "tail"),
     [(True, True), slow(True, False), slow(False, True)],
     ids=["replayed", "replayed without tail", "eager"],
 )
-def test_the_four_modes_equal_the_reference(graphs: bool, tail: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_four_modes_equal_the_reference(graphs: bool, tail: bool) -> None:
     """All modes in one worker, arriving one after the other, with the recorded noise."""
-    rig = WorkerRig(golden.model(), golden.processor(), graphs=graphs)
-    rig.first_patches_in_rows(lambda: not tail)
-    launched = launches(rig, monkeypatch)
+    rig = WorkerRig(golden.model(), graphs=graphs)
+    asked = list[bool]()
+
+    def in_rows() -> bool:
+        asked.append(True)
+        return not tail
+
+    rig.first_patches_in_rows(in_rows)
     heard = rig.run({i: [golden_request(mode)] for i, mode in enumerate(golden.MODES)})
     expected = golden.expected()
     for mode in golden.MODES:
-        patches = expected[f"{mode}.patches"].numpy()
-        np.testing.assert_allclose(np.stack(heard[mode].patches), patches, atol=HIDDEN, rtol=0)
+        same_patches(heard[mode].latents, expected[f"{mode}.patches"].numpy())
         stops = bool(expected[f"{mode}.stop_logits"][-1].argmax())
         assert heard[mode].deltas[-1].finished and heard[mode].deltas[-1].truncated != stops
     for recorded in golden.captured(r"(\w+)\.audio(_first\d+)?"):
         samples = expected[recorded[0]][0].numpy()
-        np.testing.assert_allclose(heard[recorded[1]].audio[: len(samples)], samples, atol=AUDIO, rtol=0)
+        same_audio(heard[recorded[1]].audio[: len(samples)], samples)
     rig.assert_clean()
-    steps = [event.labels for event in rig.observations.drain() if event.name == "steps_total"]
+    steps = [event.labels for event in rig.events("steps_total")]
     routes = {(labels["kind"], labels["route"]) for labels in steps}
-    # The longer prompts are prefilled eagerly, and those have a tail.
-    assert any(not step.tail for step in launched) == (graphs and not tail)
+    # The longer prompts are prefilled eagerly, and those have a tail in any case.
+    assert bool(asked) == graphs
     assert {kind for kind, route in routes if route == "replay"} == (
         {"prefill", "tail", "decode", "vae"} if graphs else set()
     )
@@ -139,7 +127,7 @@ def test_the_four_modes_equal_the_reference(graphs: bool, tail: bool, monkeypatc
 
 
 def test_a_listeners_clock_runs_at_the_speed_asked_for(model: VoxCPM2) -> None:
-    rig = WorkerRig(model, golden.processor(), graphs=False)
+    rig = WorkerRig(model, graphs=False)
     rig.worker.submit(request("fast", segment(TEXTS[0], 40), speed=4.0))
     for _ in range(6):
         rig.turn()
@@ -151,12 +139,12 @@ def test_a_listeners_clock_runs_at_the_speed_asked_for(model: VoxCPM2) -> None:
 
 
 def test_a_natural_stop_ends_the_stream_without_its_overrun_patch() -> None:
-    rig = WorkerRig(golden.model(), golden.processor(), graphs=False)
+    rig = WorkerRig(golden.model(), graphs=False)
     case, patches = golden.INPUTS["stop_case"], golden.expected()["stop_case.patches"].numpy()
     spoken = segment(golden.INPUTS["target_text"], golden.INPUTS["max_len"], case["min_len"])
     steps = golden.INPUTS["inference_timesteps"]
     heard = rig.alone(request("stop", spoken, seed=golden.MODES.index(case["mode"]), solver_steps=steps))
-    np.testing.assert_allclose(np.stack(heard.patches), patches, atol=HIDDEN, rtol=0)
+    same_patches(heard.latents, patches)
     assert len(heard.audio) == len(patches) * SAMPLES
     assert heard.deltas[-1].finished and not heard.deltas[-1].truncated
     assert rig.ticks == len(patches) + 1
@@ -192,7 +180,7 @@ class Alone(dict[str, Heard]):
 
     def __init__(self, model: VoxCPM2) -> None:
         super().__init__()
-        self._rig = WorkerRig(model, golden.processor(), graphs=False)
+        self._rig = WorkerRig(model, graphs=False)
         self._requests = {one.request_id: one for one in streams(33)}
 
     def __missing__(self, name: str) -> Heard:
@@ -210,7 +198,7 @@ def test_streams_that_come_and_go_equal_themselves_alone(
     model: VoxCPM2, alone: dict[str, Heard], count: int, buckets: tuple[int, ...]
 ) -> None:
     """A few arrivals a turn, prefills in chunks among decodes, scratch rows full of NaN."""
-    rig = WorkerRig(model, golden.processor(), max_running=count, buckets=buckets, tokens=8192, step_tokens=48)
+    rig = WorkerRig(model, max_running=count, buckets=buckets, tokens=8192, step_tokens=48)
     for table in rig.worker._runner.state.values():
         if table.is_floating_point():
             table[0] = torch.nan
@@ -220,13 +208,10 @@ def test_streams_that_come_and_go_equal_themselves_alone(
     arrivals, a_turn = streams(count), 1 + count // 8
     heard = rig.run({i: arrivals[a_turn * i : a_turn * (i + 1)] for i in range(-(-count // a_turn))})
     for name, got in heard.items():
-        np.testing.assert_allclose(np.stack(got.patches), np.stack(alone[name].patches), atol=HIDDEN, rtol=0)
-        np.testing.assert_allclose(got.audio, alone[name].audio, atol=AUDIO, rtol=0)
+        same(got, alone[name])
     assert len(heard) == count
     rig.assert_clean()
-    events = [event for event in rig.observations.drain() if event.name == "steps_total"]
-    replayed = {event.labels["kind"] for event in events if event.labels["route"] == "replay"}
-    assert {"prefill", "decode", "tail", "vae"} <= replayed
+    assert {(kind, "replay") for kind in ("prefill", "decode", "tail", "vae")} <= rig.routes()
 
 
 def decoded(model: VoxCPM2, patches: np.ndarray) -> np.ndarray:
@@ -240,37 +225,32 @@ def test_segments_join_as_one_decode_of_their_latents(model: VoxCPM2, rig: Worke
     heard = rig.alone(request("long", *(segment(text, 3) for text in TEXTS)))
     assert [delta.segment for delta in heard.deltas if delta.segment_done] == [0, 1, 2, 3, 4]
     assert [delta.finished for delta in heard.deltas].count(True) == 1
-    np.testing.assert_allclose(heard.audio, decoded(model, np.stack(heard.patches)), atol=AUDIO, rtol=0)
+    same_audio(heard.audio, decoded(model, heard.latents))
 
 
 def test_a_continuation_starts_from_the_end_of_its_clip(model: VoxCPM2, rig: WorkerRig) -> None:
     clip = np.random.default_rng(1).standard_normal((5, *golden.PATCH_SHAPE)).astype(np.float32)
     ids = segment(TEXTS[1]).text_ids
     heard = rig.alone(request("continue", segment(TEXTS[1], 3), prompt=clip, transcript_ids=ids))
-    whole = decoded(model, np.concatenate([clip[-3:], np.stack(heard.patches)]))
-    np.testing.assert_allclose(heard.audio, whole[3 * SAMPLES :], atol=AUDIO, rtol=0)
+    whole = decoded(model, np.concatenate([clip[-3:], heard.latents]))
+    same_audio(heard.audio, whole[3 * SAMPLES :])
 
 
-def test_later_segments_take_the_first_ones_voice(model: VoxCPM2, rig: WorkerRig) -> None:
-    """The second segment's patches are those of a request whose reference is the first segment."""
-    heard = rig.alone(request("two", segment(TEXTS[0], 4), segment(TEXTS[1], 3)))
-    first, second = np.stack(heard.patches[:4]), np.stack(heard.patches[4:])
-    sequence_seed = derived_seed(7, 1)
-    again = rig.alone(request("again", segment(TEXTS[1], 3), reference=first, seed=sequence_seed))
-    np.testing.assert_allclose(np.stack(again.patches), second, atol=HIDDEN, rtol=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("combined", [True, False])
-def test_later_segments_have_the_clip_once(model: VoxCPM2, rig: WorkerRig, combined: bool) -> None:
-    clips = np.random.default_rng(2).standard_normal((2, 3, *golden.PATCH_SHAPE)).astype(np.float32)
+@pytest.mark.parametrize("clips", ["none", slow("prompt"), slow("reference and prompt")])
+def test_later_segments_take_the_first_ones_voice(rig: WorkerRig, clips: str) -> None:
+    """The second segment's patches are those of a request whose reference is the first segment, behind the request's
+    own clip."""
     texts = segment(TEXTS[0], 4), segment(TEXTS[1], 3)
-    voice = {"reference": clips[0]} if combined else {}
-    heard = rig.alone(request(f"clips {combined}", *texts, prompt=clips[1], transcript_ids=texts[0].text_ids, **voice))
-    first, second = np.stack(heard.patches[:4]), np.stack(heard.patches[4:])
-    reference = np.concatenate([clips[0 if combined else 1], first])
-    again = rig.alone(request(f"again {combined}", texts[1], reference=reference, seed=derived_seed(7, 1)))
-    np.testing.assert_allclose(np.stack(again.patches), second, atol=HIDDEN, rtol=0)
+    reference, prompt = np.random.default_rng(2).standard_normal((2, 3, *golden.PATCH_SHAPE)).astype(np.float32)
+    continued = {"prompt": prompt, "transcript_ids": texts[0].text_ids}
+    voice, own = {
+        "none": ({}, []),
+        "prompt": (continued, [prompt]),
+        "reference and prompt": ({**continued, "reference": reference}, [reference]),
+    }[clips]
+    heard = rig.alone(request(f"two, {clips}", *texts, **voice)).latents
+    again = request(f"again, {clips}", texts[1], reference=np.concatenate([*own, heard[:4]]), seed=derived_seed(7, 1))
+    same_patches(rig.alone(again).latents, heard[4:])
 
 
 def derived_seed(seed: int, index: int) -> int:
@@ -288,7 +268,7 @@ def test_text_that_comes_in_pieces_sounds_like_text_that_came_whole(rig: WorkerR
             60: [SpeechAppend("pieces", (), last=True)],
         }
     )["pieces"]
-    np.testing.assert_allclose(heard.audio, whole.audio, atol=AUDIO, rtol=0)
+    same_audio(heard.audio, whole.audio)
     assert heard.deltas[-1].finished and not len(heard.deltas[-1].audio)
 
 
@@ -298,7 +278,7 @@ def test_clips_are_encoded_piece_by_piece_between_the_steps_of_a_live_stream(
 ) -> None:
     """slack: seconds that the stream can spare. With none, clips wait for it, as long as their share of the time, which
     depends on what steps take here, is not due."""
-    rig = WorkerRig(model, golden.processor(), graphs=False, clock=lambda: 0.0)
+    rig = WorkerRig(model, graphs=False, clock=lambda: 0.0)
     monkeypatch.setattr(rig.worker, "slack", lambda now: slack)
     monkeypatch.setattr(rig.worker._reference_share, "owes", lambda cost: False)
     monkeypatch.setattr("models.voxcpm2.audio_vae._ENCODE_SECONDS", 1)
@@ -317,9 +297,9 @@ def test_clips_are_encoded_piece_by_piece_between_the_steps_of_a_live_stream(
     assert encoded is not None and heard["clip 2"].encoded is not None
     with torch.inference_mode():
         expected = torch.cat(list(model.encode_reference_pieces(torch.from_numpy(wave), "left"))).numpy()
-    np.testing.assert_allclose(encoded.patches, expected, atol=HIDDEN, rtol=0)
+    same_patches(encoded.patches, expected)
     assert len(heard["talking"].deltas) == 12
-    kinds = [event.labels["kind"] for event in rig.observations.drain() if event.name == "step_duration_seconds"]
+    kinds = [event.labels["kind"] for event in rig.events("step_duration_seconds")]
     clips = [index for index, kind in enumerate(kinds) if kind == "clip"]
     between = kinds[clips[0] : clips[-1]].count("decode")
     assert len(clips) > 6 and (between >= 6 if slack else between == 0)
@@ -327,7 +307,7 @@ def test_clips_are_encoded_piece_by_piece_between_the_steps_of_a_live_stream(
 
 def test_clips_wait_in_a_queue_with_an_end_and_not_for_ever(model: VoxCPM2, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.voxcpm2.audio_vae._ENCODE_SECONDS", 1)
-    rig = WorkerRig(model, golden.processor(), graphs=False, max_waiting=2)
+    rig = WorkerRig(model, graphs=False, max_waiting=2)
     wave = np.tile(golden.clip("prompt.wav").numpy(), 2)
     clips = [EncodeReference(f"clip {i}", "tts", wave, "right", float(i)) for i in range(4)]
     for clip in clips[:3]:
@@ -350,9 +330,7 @@ def test_clips_wait_in_a_queue_with_an_end_and_not_for_ever(model: VoxCPM2, monk
 @pytest.mark.parametrize("cut", [slow(False), True])
 def test_every_step_that_includes_a_request_is_counted(model: VoxCPM2, cut: bool) -> None:
     """Also one that computes a part of its prompt, or all of it without the first patch."""
-    rig = WorkerRig(
-        model, golden.processor(), graphs=not cut, max_running=1, buckets=(1,), step_tokens=64, capture_all=True
-    )
+    rig = WorkerRig(model, graphs=not cut, max_running=1, buckets=(1,), step_tokens=64, capture_all=True)
     rig.first_patches_in_rows(lambda: not cut)
     text = " ".join(3 * TEXTS) if cut else TEXTS[0]
     counts = rig.alone(request("counted", segment(text, 6, 6))).deltas[-1].steps
@@ -363,7 +341,7 @@ def test_every_step_that_includes_a_request_is_counted(model: VoxCPM2, cut: bool
 def test_a_request_waits_from_when_the_engine_has_it(model: VoxCPM2) -> None:
     """Not from its arrival: its reference may have taken long to upload and to decode."""
     clock = [1000.0]
-    rig = WorkerRig(model, golden.processor(), graphs=False, max_running=1, buckets=(1,), clock=lambda: clock[0])
+    rig = WorkerRig(model, graphs=False, max_running=1, buckets=(1,), clock=lambda: clock[0])
     timeout = rig.worker._context.config.queue_timeout
     rig.worker.submit(request("late", segment("Two red boats."), arrival=clock[0] - 2 * timeout))
     rig.worker.fail_timed_out(clock[0])
@@ -399,7 +377,7 @@ def test_what_cannot_be_spoken_is_refused_by_name(rig: WorkerRig) -> None:
     assert failed is not None and (failed.status, failed.field) == (400, "input")
     failed = rig.alone(request("other", reference=np.zeros((3, 4, 2), dtype=np.float32))).failed
     assert failed is not None and (failed.status, failed.field) == (400, "voice")
-    small = WorkerRig(rig.worker._model, golden.processor(), graphs=False, tokens=128)  # type: ignore[arg-type]
+    small = WorkerRig(rig.worker._model, graphs=False, tokens=128)  # type: ignore[arg-type]
     failed = small.alone(request("long", segment(TEXTS[0], 300))).failed
     assert failed is not None and (failed.status, failed.code) == (400, "context_length_exceeded")
     small.assert_clean()
@@ -419,36 +397,14 @@ def test_a_later_segment_that_cannot_be_long_enough_is_refused_alone(rig: Worker
 
 
 def test_overload_is_answered_with_503_and_a_time(model: VoxCPM2) -> None:
-    rig = WorkerRig(model, golden.processor(), graphs=False, max_running=1, buckets=(1,), target=0.01)
+    rig = WorkerRig(model, graphs=False, max_running=1, buckets=(1,), target=0.01)
     rig.worker.submit(request("first", segment(TEXTS[0], 40)))
     rig.worker.submit(request("second"))
     for _ in range(4):
         rig.turn()
     failed = rig.heard["second"].failed
     assert failed is not None and failed.status == 503 and failed.retry_after is not None and failed.retry_after >= 1
-    rejected = [event for event in rig.observations.drain() if event.name == "speech_rejections_total"]
-    assert [event.labels["reason"] for event in rejected] == ["first_audio"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chunked", [True, False], ids=["prompts in chunks", "first patches in decode steps"])
-def test_how_prompts_are_cut_and_begun_changes_nothing(
-    model: VoxCPM2, alone: dict[str, Heard], monkeypatch: pytest.MonkeyPatch, chunked: bool
-) -> None:
-    step_tokens = 16 if chunked else 512
-    rig = WorkerRig(model, golden.processor(), max_running=8, buckets=(3, 8), tokens=4096, step_tokens=step_tokens)
-    if not chunked:
-        rig.first_patches_in_rows(lambda: True)
-    # Whether two prompts join eagerly is not for a busy machine to decide.
-    monkeypatch.setattr(rig.worker._scheduler.forecast, "joins", lambda chunks, chunk: False)
-    rig.observations.drain()
-    heard = rig.run({2 * i: [one] for i, one in enumerate(streams(8))})
-    for name, got in heard.items():
-        np.testing.assert_allclose(np.stack(got.patches), np.stack(alone[name].patches), atol=HIDDEN, rtol=0)
-        np.testing.assert_allclose(got.audio, alone[name].audio, atol=AUDIO, rtol=0)
-    rig.assert_clean()
-    kinds = {event.labels["kind"] for event in rig.observations.drain() if event.name == "steps_total"}
-    assert kinds == {"prefill", "decode", "vae"} | ({"tail"} if chunked else set())
+    assert [event.labels["reason"] for event in rig.events("speech_rejections_total")] == ["first_audio"]
 
 
 EVENTS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.sampled_from(["abort", "pause", "go on"])))
@@ -483,7 +439,6 @@ def test_whoever_leaves_or_waits_the_others_are_as_if_alone(
         if one.request_id not in aborted:
             assert got.deltas[-1].finished
         if got.patches:
-            expected = np.stack(other.patches)[: len(got.patches)]
-            np.testing.assert_allclose(np.stack(got.patches), expected, atol=HIDDEN, rtol=0)
-            np.testing.assert_allclose(got.audio, other.audio[: len(got.audio)], atol=AUDIO, rtol=0)
+            same_patches(got.latents, other.latents[: len(got.patches)])
+            same_audio(got.audio, other.audio[: len(got.audio)])
     rig.assert_clean()

@@ -24,7 +24,6 @@ from tests.support.golden import copy_checkpoint, media_files
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.prompts import prompt_of
-from tests.support.routes import replayed_if_captured as replayed_if_captured
 from tests.support.slow import slow
 
 TOLERANCE = 1e-4
@@ -50,7 +49,6 @@ def prefills(engine: InlineEngine) -> set[tuple[str, str]]:
     return {(kind, route) for kind, route in engine.routes() if kind in ("prefill", "cached_prefill")}
 
 
-@pytest.mark.usefixtures("replayed_if_captured")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("chunks", "graphs"), [slow(False, True), (True, True), slow(True, False)])
 @pytest.mark.parametrize("family", families())

@@ -21,7 +21,6 @@ from tests.support.devices import DEVICES
 from tests.support.encoder_replay import CapturedEncoder, eager, padded
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
-from tests.support.routes import replayed_if_captured as replayed_if_captured
 from tests.support.slow import slow
 
 TOLERANCE, LOGPROBS_TOLERANCE = 2e-5, 1e-3
@@ -42,7 +41,6 @@ def check(engine: InlineEngine, name: str, request: str) -> None:
     assert np.abs(engine.log_probabilities(request) - wanted).max() <= LOGPROBS_TOLERANCE
 
 
-@pytest.mark.usefixtures("replayed_if_captured")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("chunks", "graphs"), [(True, True), slow(False, True), slow(True, False)])
 def test_golden_tokens_in_a_batch(chunks: bool, graphs: bool, device: str) -> None:

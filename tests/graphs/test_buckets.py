@@ -1,4 +1,4 @@
-"""Which bucket holds a call at the least cost, and which further bucket demand proposes."""
+"""Which buckets a list has, and which of them holds a call at the least cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from models.interfaces.capturable import EXACT, Bucket
 from service.graphs.buckets import cheapest, chosen_buckets, fits, row_buckets, spanning
-from service.graphs.runner import Demand
 
 BUCKETS: list[Bucket] = [{"patches": p, "sequences": p // 8, "max_seqlen": p} for p in (256, 512, 1024, 4096)]
 
@@ -51,49 +50,6 @@ def test_few_buckets_hold_what_any_of_a_list_holds(sizes: list[tuple[int, bool]]
     assert all(any(fits(taken, bucket) for taken in few) for bucket in bucket_list)
     tokens = [bucket["tokens"] for bucket in few]
     assert all(smaller * 16 <= larger for larger, smaller in pairwise(tokens)) and len(few) <= 4
-
-
-def note(demand: Demand, required: Bucket) -> None:
-    demand.note(demand.rounded(required))
-
-
-def test_demand_proposes_what_saves_most_padding() -> None:
-    demand = Demand(BUCKETS)
-    for _ in range(50):
-        note(demand, {"patches": 1100, "sequences": 4, "max_seqlen": 1100})
-    for _ in range(30):
-        note(demand, {"patches": 300, "sequences": 4, "max_seqlen": 100})
-    first = demand.propose(BUCKETS, [])
-    assert first == {"patches": 1280, "sequences": 512, "max_seqlen": 4096}
-    second = demand.propose([*BUCKETS, first], [])
-    assert second is not None and second["patches"] == 320
-    assert demand.propose([*BUCKETS, first, second], []) is None
-    assert demand.propose(BUCKETS, [first, second]) is None
-
-
-def test_demand_prefers_what_runs_eagerly_and_ignores_what_no_bucket_holds() -> None:
-    demand = Demand(BUCKETS)
-    for _ in range(40):
-        note(demand, {"patches": 250, "sequences": 1, "max_seqlen": 250})
-        note(demand, {"patches": 9999, "sequences": 1, "max_seqlen": 9999})
-    assert demand.propose(BUCKETS[1:], []) == {"patches": 256, "sequences": 32, "max_seqlen": 256}
-    assert demand.propose(BUCKETS, []) is None
-
-
-def test_a_few_calls_are_no_demand() -> None:
-    demand = Demand(BUCKETS)
-    for _ in range(5):
-        note(demand, {"patches": 1100, "sequences": 4, "max_seqlen": 1100})
-    assert demand.propose(BUCKETS, []) is None
-
-
-def test_old_demand_fades() -> None:
-    demand = Demand(BUCKETS)
-    for _ in range(3000):
-        note(demand, {"patches": 1100, "sequences": 4, "max_seqlen": 1100})
-    for _ in range(20000):
-        note(demand, {"patches": 256, "sequences": 4, "max_seqlen": 256})
-    assert demand.propose(BUCKETS, []) is None
 
 
 def test_no_chosen_bucket_is_larger_than_a_batch_can_be() -> None:

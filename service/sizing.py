@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from models.checkpoints.weight_files import shard_paths
-from models.interfaces import cpus
 from models.interfaces.errors import CheckpointError
-from service.engine.dry_run import DryRun, dry_run, without_files
+from service.engine.dry_run import DryRun, dry_run
 from service.hub.catalog import load_catalog
 from service.link.config import EngineConfig
-from service.processes.config import count_for, engine_config
+from service.processes.config import engine_config
 from service.settings.reading import GIB, SettingsError, parse_bytes
 from service.settings.settings import Settings
-from service.system.gpus import visible_gpus
 
 
 def size(settings: Settings, gpu_memory: str | None) -> DryRun:
@@ -27,18 +25,7 @@ def size(settings: Settings, gpu_memory: str | None) -> DryRun:
     """
     total = _total(gpu_memory)
     catalog = load_catalog(settings.model_copy(update={"load_format": "random"}))
-    found = dry_run(_checked_where_there_are_files(engine_config(settings, catalog)), total)
-    return replace(found, gpus=settings.gpus, api_processes=_api_processes(settings))
-
-
-def _api_processes(settings: Settings) -> str:
-    """The number of API processes of a server with those GPUs and this machine's processors."""
-    named = settings.gpus or "1"
-    if named == "all":
-        gpus = max(1, len(visible_gpus()))
-    else:
-        gpus = int(named) if named.isdecimal() else len(list(filter(None, named.split(","))))
-    return str(count_for(settings.model_copy(update={"device": "cuda"}), cpus.available(), gpus))
+    return dry_run(_checked_where_there_are_files(engine_config(settings, catalog)), total)
 
 
 def _total(gpu_memory: str | None) -> int:
@@ -56,10 +43,10 @@ def _total(gpu_memory: str | None) -> int:
 
 
 def _checked_where_there_are_files(config: EngineConfig) -> EngineConfig:
-    """Checks the headers of weights if all models have theirs."""
+    """Headers of weights are read, and so checked, if all models have theirs; published models may have none yet."""
     try:
         for model in config.models:
             shard_paths(Path(model.directory))
     except CheckpointError:
-        return without_files(config)
+        return replace(config, models=tuple(replace(model, load_format="random") for model in config.models))
     return config
