@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import queue
 import threading
 import time
@@ -124,9 +125,13 @@ def hashes(*files: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def rate_at(peak: float, share: float, nth: int, *, warm: int, floor: float, decay: float = 1.0) -> float:
-    """Up over `warm` steps, constant, then down to `floor` of it over the last `decay` of the time."""
+def rate_at(
+    peak: float, share: float, nth: int, *, warm: int, floor: float, decay: float = 1.0, cosine: bool = False
+) -> float:
+    """Up over `warm` steps, constant, then down to `floor` of it over the last `decay` of the time, in a straight line
+    or half a cosine."""
     left = min(1.0, max(0.0, (1.0 - share) / decay)) if decay else 1.0
+    left = 0.5 * (1.0 - math.cos(math.pi * left)) if cosine else left
     return peak * min(1.0, (nth + 1) / warm) * (floor + (1.0 - floor) * left)
 
 
@@ -150,6 +155,11 @@ class Average:
     def restart(self) -> None:
         """The average is the parameters as they are."""
         torch._foreach_copy_(self.values, self._now())
+
+    @torch.no_grad()
+    def copy_to(self, module: nn.Module) -> None:
+        """module: the one that is averaged, or a copy of it."""
+        torch._foreach_copy_(list[Tensor](module.parameters()), self.values)
 
     def state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """The parameters of the average by name, on the CPU."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from training.voice.config import tokens
 from training.voice.flite import PITCH_SECONDS, SAMPLE_RATE, Flite, Utterance
@@ -105,9 +106,10 @@ def _characters(text: str, said: Utterance) -> tuple[np.ndarray, np.ndarray]:
     return begins, ends
 
 
-def write(path: Path, utterances: list[Spoken]) -> None:
+def write(path: Path, utterances: list[Spoken], waves: bool = False) -> None:
     """Arrays of all utterances, one after the other, with their texts and numbers of patches."""
-    arrays = {key: np.concatenate([getattr(u, key) for u in utterances]) for key in ("latents", "phones", "span")}
+    keys = ("latents", "phones", "span", *(["wave"] if waves else []))
+    arrays = {key: np.concatenate([getattr(u, key) for u in utterances]) for key in keys}
     patches = np.array([len(u.span) for u in utterances], np.int64)
     save(path, **arrays, texts=np.array([u.text for u in utterances]), patches=patches)
 
@@ -135,9 +137,10 @@ class Reader:
 
 
 class Store:
-    """All utterances so far; latents and phones on the device."""
+    """All utterances so far; latents, phones and, if wanted, samples on the device."""
 
-    def __init__(self, frames: int, device: torch.device) -> None:
+    def __init__(self, frames: int, device: torch.device, *, waves: bool = False) -> None:
+        self.wave = torch.zeros(frames * HOP * waves, dtype=torch.int16, device=device)
         self.latents = torch.zeros(frames, LATENT_DIM, dtype=torch.float16, device=device)
         self.phones = torch.zeros(frames, dtype=torch.uint8, device=device)
         self.span = np.zeros((frames // FRAMES, 2), np.int16)
@@ -161,6 +164,8 @@ class Store:
                 begin, end = self.frames, self.frames + len(file["latents"])
                 if end > len(self.latents):
                     return
+                if len(self.wave):
+                    self.wave[begin * HOP : end * HOP] = torch.from_numpy(file["wave"])
                 self.latents[begin:end] = torch.from_numpy(file["latents"])
                 self.phones[begin:end] = torch.from_numpy(file["phones"])
                 self.span[self.patches : end // FRAMES] = file["span"]
@@ -169,6 +174,12 @@ class Store:
                 self.first += (self.patches + np.cumsum(counts) - counts).tolist()
                 self.count += counts.tolist()
                 self.patches = end // FRAMES
+
+    def crops(self, start: Tensor, frames: int) -> tuple[Tensor, Tensor]:
+        """First frames [n] -> samples [n, frames * HOP] and latents [n, D, frames]."""
+        samples = start[:, None] * HOP + torch.arange(frames * HOP, device=start.device)
+        latents = self.latents[start[:, None] + torch.arange(frames, device=start.device)]
+        return self.wave[samples].float() / 32768.0, latents.float().transpose(1, 2)
 
 
 def make(options: argparse.Namespace) -> None:
@@ -181,7 +192,7 @@ def make(options: argparse.Namespace) -> None:
         writer = Writer(options.seed * 100_003 + number, other)
         texts = [writer.text(shares) for _ in range(PER_FILE)]
         spoken = [prepare(text, speaker.speak(text), listener) for text in texts]
-        write(options.directory / f"{number:05d}-{options.seed:05d}.npz", spoken)
+        write(options.directory / f"{number:05d}-{options.seed:05d}.npz", spoken, options.waves)
 
 
 def source(parser: argparse.ArgumentParser) -> None:
@@ -195,5 +206,6 @@ if __name__ == "__main__":
     source(parser)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--files", type=int, default=1)
+    parser.add_argument("--waves", action="store_true", help="with their samples, for the codec")
     parser.add_argument("--echoes", type=float, default=0.0, help="share of texts with words that are alike")
     make(parser.parse_args())

@@ -22,7 +22,8 @@ FRAME_RATE = SAMPLE_RATE / HOP
 FRAMES = 4
 """Latent frames of a patch."""
 PATCH = HOP * FRAMES
-LATENT_DIM = 64
+SPECTRAL, PITCH_VALUES = 58, 6
+LATENT_DIM = SPECTRAL + PITCH_VALUES
 DELAY = 320
 """The codec's decoder sounds sample n - DELAY at n (16 kHz): the last window's middle is this far before the end of its
 frame, and each is sounded at the end of its 10 ms."""
@@ -100,6 +101,11 @@ class Basis:
         """mel [frames, 320], pitch [frames, 6] as pitch_track has it -> [frames, LATENT_DIM], of about unit power."""
         tone = (pitch[:, :2] - self.pitch[0]) / self.pitch[1]
         return torch.cat(((mel - self.mean) @ self.directions, tone, 2.0 * pitch[:, 2:] - 1.0), dim=1)
+
+    def spectrum(self, latents: Tensor) -> Tensor:
+        """Back to log-mel [..., 320], as far as the directions go."""
+        inverse = self.directions / self.directions.square().sum(0)
+        return latents[..., :SPECTRAL] @ inverse.T + self.mean
 
 
 def pitch_track(pitch: np.ndarray, seconds: float, offset: float, frames: int) -> np.ndarray:

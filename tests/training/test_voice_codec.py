@@ -1,0 +1,102 @@
+"""The decoder of the voice's codec as it is trained: the server's arithmetic, its published layout, what it learns."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from models.voxcpm2.audio_vae import AudioVAE
+from models.voxcpm2.config import load_config
+from models.voxcpm2.vae_layers import residual_unit
+from models.voxcpm2.vae_weights import load_audio_vae
+from training.voice import codec
+from training.voice.config import PUBLISHED
+from training.voice.corpus import Spoken, write
+from training.voice.latents import FRAME_RATE, FRAMES, LATENT_DIM, PATCH, SPECTRAL, Basis
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+    """Two utterances of noise, the first held out."""
+    random = np.random.default_rng(0)
+    spoken = [
+        Spoken(
+            "noise",
+            "noise",
+            random.integers(-3000, 3000, 6 * PATCH).astype(np.int16),
+            random.standard_normal((6 * FRAMES, LATENT_DIM)).astype(np.float16),
+            np.zeros(6 * FRAMES, np.uint8),
+            np.zeros(12 * FRAMES, np.uint8),
+            np.zeros((6, 2), np.int16),
+        )
+        for _ in range(2)
+    ]
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "00000.npz", spoken, waves=True)
+    monkeypatch.setattr(codec, "_HELD_OUT", 1)
+    weights = {"rate": 0.1, "noise": 0.3, "follow": 1.0, "natural": 2.0}
+    sizes = {"frames": 100, "least": 1.0, "batch": 2, "crop": 4, "heard": 2}
+    return argparse.Namespace(data=tmp_path / "data", out=tmp_path, compile=False, **weights, **sizes)
+
+
+def published_codec(directory: Path) -> AudioVAE:
+    config = load_config(PUBLISHED).vae
+    vae = AudioVAE(config)
+    load_audio_vae(vae, directory, config, config.out_sample_rate)
+    return vae
+
+
+@pytest.mark.parametrize("unit", [codec.unit, residual_unit.reference])
+@torch.no_grad()
+def test_what_is_trained_sounds_as_the_server_does(unit: object) -> None:
+    decoder, latents = published_codec(PUBLISHED).decoder, torch.randn(2, LATENT_DIM, 5)
+    torch.testing.assert_close(codec.sound(decoder, latents, unit), decoder(latents)[:, 0], atol=1e-5, rtol=0)  # type: ignore[arg-type]
+
+
+def test_steps_change_the_decoder_alone(options: argparse.Namespace) -> None:
+    trainer, before = codec.Trainer(options), load_file(PUBLISHED / "audiovae.safetensors")
+    parts = [trainer.step(0.0, nth) for nth in range(2)]
+    assert all(part.isfinite() for each in parts for part in each.values())
+    trainer.kept()
+    after = load_file(options.out / "audiovae.safetensors")
+    assert {name: (x.shape, x.dtype) for name, x in after.items()} == {
+        name: (x.shape, x.dtype) for name, x in before.items()
+    }
+    for name, tensor in after.items():
+        kept = name.startswith("encoder.") or name == "decoder.sr_bin_boundaries"
+        assert torch.equal(tensor, before[name]) == kept, name
+    # What is exported is the average, as it is saved.
+    restored = codec.Trainer(options)
+    restored.restore(trainer.state())
+    latents = torch.randn(1, LATENT_DIM, 5)
+    with torch.no_grad():
+        wanted = restored.vae.decoder(latents)
+        made, now = (vae.decoder(latents) for vae in (published_codec(options.out), trainer.vae))
+    torch.testing.assert_close(made, wanted, atol=2e-3, rtol=0)
+    assert (made - now).abs().max() > 2e-3
+
+
+def test_batches_leave_the_held_out_crops_alone(options: argparse.Namespace) -> None:
+    trainer, held_out = codec.Trainer(options), 12
+    assert trainer.store.first == [0, 6]
+    for beginnings in (False, True):
+        drawn = torch.cat([trainer._drawn(beginnings) for _ in range(50)])
+        assert int(drawn.min()) >= held_out and int(drawn.max()) <= 48 - 12
+        assert (set(drawn.tolist()) == {24}) == beginnings
+
+
+def test_the_vocoder_sounds_the_pitch_in_whole_cycles_of_a_frame() -> None:
+    basis = Basis.load(torch.device("cpu"))
+    latents = torch.zeros(1, LATENT_DIM, 8)
+    latents[:, SPECTRAL : SPECTRAL + 2] = (torch.tensor(8.2 * FRAME_RATE).log() - basis.pitch[0]) / basis.pitch[1]
+    latents[:, SPECTRAL + 2 :] = 1.0
+    frame = codec.Vocoder(torch.device("cpu"))(latents)[0, 4 * 1920 : 5 * 1920]
+    power = torch.fft.rfft(frame).abs()[: int(2000 / FRAME_RATE)].square()
+    assert power[8::8].sum() > 0.99 * power.sum()
