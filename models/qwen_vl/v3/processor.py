@@ -75,7 +75,6 @@ class Qwen3VLProcessor(TextProcessor):
                 factor=vision.factor,
                 min_pixels=limits.min_pixels,
                 max_pixels=limits.max_pixels,
-                frame_tokens=self.config.frames.frame_tokens,
             )
         except ValueError as error:
             raise InputError("video_url", str(error)) from error

@@ -448,12 +448,18 @@ def test_configurations_that_do_not_fit_are_refused(tmp_path: Path, name: str) -
         (directory / file).write_text(published)
 
 
-def test_heads_that_no_tensors_shape_contradicts_are_refused(tmp_path: Path) -> None:
+def test_sizes_that_no_tensors_shape_contradicts_are_refused(tmp_path: Path) -> None:
     """The checkpoint would load and answer wrongly."""
-    directory = copy_checkpoint(FAMILIES["minicpmv_2_6"].directory, tmp_path / "heads")
-    change(directory, CONFIG, {"num_key_value_heads": 3})
-    with pytest.raises(CheckpointError, match=r"num_attention_heads \d+ is not a multiple of .* 3"):
-        FAMILIES["minicpmv_2_6"].loaded(directory, "random")
+    width = FAMILIES["qwen3_vl_moe"].model.decoder.hidden_size
+    for name, section, fields, message in (
+        ("minicpmv_2_6", "", {"num_key_value_heads": 3}, r"num_attention_heads \d+ is not a multiple of .* 3"),
+        ("qwen3_vl_moe", "text_config", {"moe_intermediate_size": width}, "moe_intermediate_size makes square"),
+        ("qwen3_vl_moe", "text_config", {"moe_intermediate_size": width // 2}, "makes square matrices"),
+    ):
+        directory = copy_checkpoint(FAMILIES[name].directory, tmp_path / f"{name} {message}")
+        change(directory, CONFIG, fields, section)
+        with pytest.raises(CheckpointError, match=message):
+            FAMILIES[name].loaded(directory, "random")
 
 
 def test_a_width_that_is_not_the_files_is_refused(tmp_path: Path) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
 from models.qwen_vl.encoder import patch_rows
 from tests.models.families.family import FAMILIES
 from tests.support.chat_golden import generate
-from tests.support.golden import change_json, copy_checkpoint, fact_of_own_fixture
+from tests.support.golden import copy_checkpoint, fact_of_own_fixture
 from tests.support.prompts import prompt_of, say
 
 pytestmark = [fact_of_own_fixture, pytest.mark.slow]
@@ -23,17 +22,11 @@ YARN = {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 
 """As the publisher recommends it for prompts beyond the trained length."""
 
 
-def without_weights(name: str, target: Path) -> Path:
-    """A copy of a golden checkpoint without its tensors."""
+def variant_of(name: str, target: Path, text: dict[str, Any], rope: dict[str, Any] | None = None) -> Path:
+    """The golden checkpoint's files without weights, with other fields of the language model and its rope_scaling."""
     directory = copy_checkpoint(FAMILIES[name].directory, target)
     for path in directory.glob("*.safetensors*"):
         path.unlink()
-    return directory
-
-
-def variant_of(name: str, target: Path, text: dict[str, Any], rope: dict[str, Any] | None = None) -> Path:
-    """The golden checkpoint's files without weights, with other fields of the language model and its rope_scaling."""
-    directory = without_weights(name, target)
     config = json.loads((directory / "config.json").read_text())
     section = config.get("text_config", config)
     section |= text
@@ -85,24 +78,6 @@ def check_like_reference(name: str, directory: Path) -> None:
     torch.testing.assert_close(generate(model, prompt, 1)[0], expected, atol=3e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("patch", "merge", "temporal", "divisor"), [(14, 3, 1, 4), (7, 1, 1, 1)])
-def test_embedding_rows_of_any_number_of_bytes(
-    tmp_path: Path, patch: int, merge: int, temporal: int, divisor: int
-) -> None:
-    """Those of the published sizes are moved eight bytes at a time."""
-    bytes_of_a_row = 3 * temporal * patch**2 * merge**2
-    assert bytes_of_a_row % divisor == 0 and (divisor == 8 or bytes_of_a_row % (2 * divisor))
-    directory = without_weights("qwen2_5_vl", tmp_path / "variant")
-    vision = json.loads((directory / "config.json").read_text())["vision_config"]
-    vision |= {"patch_size": patch, "spatial_merge_size": merge, "temporal_patch_size": temporal}
-    vision["window_size"] = 2 * patch * merge
-    change_json(directory / "config.json", {"vision_config": vision})
-    sizes = {"patch_size": patch, "merge_size": merge, "temporal_patch_size": temporal}
-    limits = {"min_pixels": (patch * merge) ** 2, "max_pixels": 24 * (patch * merge) ** 2}
-    change_json(directory / "preprocessor_config.json", sizes | limits)
-    check_like_reference("qwen2_5_vl", directory)
-
-
 @pytest.mark.parametrize(
     ("name", "text", "rope"),
     [
@@ -119,33 +94,3 @@ def test_other_fields_of_the_language_model(
     tmp_path: Path, name: str, text: dict[str, Any], rope: dict[str, Any]
 ) -> None:
     check_like_reference(name, variant_of(name, tmp_path / "variant", text, rope))
-
-
-@pytest.mark.parametrize(
-    ("text", "dense"),
-    [
-        ({"mlp_only_layers": [1], "num_hidden_layers": 3}, {1}),
-        ({"decoder_sparse_step": 2, "num_hidden_layers": 4}, {0, 2}),
-        ({"mlp_only_layers": None, "num_hidden_layers": 2}, set()),
-    ],
-)
-def test_dense_layers_between_sparse_ones(tmp_path: Path, text: dict[str, Any], dense: set[int]) -> None:
-    directory = variant_of("qwen3_vl_moe", tmp_path / "variant", text)
-    check_like_reference("qwen3_vl_moe", directory)
-    assert FAMILIES["qwen3_vl_moe"].processor_of(directory).config.experts.dense_layers == dense
-
-
-@pytest.mark.parametrize("share", [1, 2], ids=["down", "gate and up"])
-def test_square_matrices_of_experts_load_in_both_orders(tmp_path: Path, share: int) -> None:
-    """Only the shape of the other matrix tells published files from those that transformers 5 saves."""
-    family = FAMILIES["qwen3_vl_moe"]
-    inner = family.model.decoder.hidden_size // share
-    directory = variant_of(family.name, tmp_path / "saved", {"moe_intermediate_size": inner})
-    check_like_reference(family.name, directory)
-    saved = family.loaded(directory)
-    tensors = load_file(directory / "model.safetensors")
-    stacked = [name for name in tensors if ".experts." in name]
-    assert any(tensors[name].shape[1] == tensors[name].shape[2] for name in stacked)
-    exchanged = {name: tensors[name].mT.contiguous() for name in stacked}
-    save_file({**tensors, **exchanged}, directory / "model.safetensors")
-    assert all(map(torch.equal, saved.parameters(), family.loaded(directory).parameters()))
