@@ -121,7 +121,7 @@ _CONFIG = {
     # MiniCPM-V.
     **_fields(_COUNT, "query_num image_size"),
     **_fields(_or_null(_COUNT), "max_slice_nums scale_resolution"),
-    **_fields(_or_null(_SWITCH), "drop_vision_last_layer slice_mode use_image_id"),
+    **_fields(_or_null(_SWITCH), "slice_mode use_image_id"),
     **_fields(_or_null(_INDEX), "insert_layer_id"),
     **_fields(_or_null(_TEXT), "downsample_mode"),
     # Kimi-VL.

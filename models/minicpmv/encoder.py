@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -21,7 +22,6 @@ from models.layers.packed import byte_lookup, byte_values, raster_coordinates
 from models.layers.resample import resized
 from models.layers.upload import upload_frames
 from models.minicpmv.config import MiniCPMVConfig, VisionConfig
-from models.minicpmv.positions import buckets, position_ids
 from models.minicpmv.resampler import Resampler
 from models.minicpmv.slicing import slice_sizes
 from models.minicpmv.tower import Tower
@@ -176,6 +176,22 @@ class MiniCPMVEncoder(SliceEncoder):
         part = part_of(item, begin, end, self.config.vision.patch_size)
         groups = {"group_sizes": sizes[first:last], "temporal_ids": item.arrays["temporal_ids"][begin:end]}
         return replace(part, arrays={**part.arrays, **groups}, num_embeds=(last - first) * self.config.num_queries)
+
+
+def position_ids(rows: int, columns: int, side: int) -> np.ndarray:
+    """int32 [rows * columns] of a rows x columns picture, row by row, into a table of side * side entries."""
+    return (buckets(rows, side)[:, None] * side + buckets(columns, side)[None, :]).reshape(-1)
+
+
+@lru_cache(maxsize=4096)
+def buckets(length: int, side: int) -> np.ndarray:
+    """int32 [length]: which of `side` equal parts each of `length` coordinates falls into, by the published expression.
+    That is not floor(side * i / length), since float32 puts some coordinates below an edge that they equal. Cached: do
+    not write to the array."""
+    with torch.device("cpu"):
+        edges = torch.arange(1 / side, 1.0, 1 / side)
+        coordinates = torch.arange(0, 1 - 1e-6, 1 / torch.tensor(length))
+        return torch.bucketize(coordinates, edges, out_int32=True, right=True).numpy()
 
 
 def cumulative(lengths: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -326,19 +326,6 @@ def test_the_router_of_kimi_vl_stays_in_float32(tmp_path: Path) -> None:
         assert model.decoder.embed_tokens.weight.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_the_last_layer_of_minicpmvs_tower_may_be_dropped(tmp_path: Path, keep: bool) -> None:
-    """drop_vision_last_layer ignores the last layer's tensors, whether they are there or not."""
-    family = FAMILIES["minicpmv_2_6"]
-    directory = copy_of(family, tmp_path / "dropped")
-    last = json_of(directory, "config.json")["vision_config"]["num_hidden_layers"] - 1
-    if not keep:
-        tensors = {k: v for k, v in tensors_of(directory).items() if f"vpm.encoder.layers.{last}." not in k}
-        save_file(tensors, directory / "model.safetensors")
-    change(directory, "config.json", {"drop_vision_last_layer": True})
-    assert len(family.loaded(directory).encoder.tower.layers) == last
-
-
 def test_float16_of_qwen2_5_vl_is_refused() -> None:
     with pytest.raises(CheckpointError, match="overflows in float16"):
         FAMILIES["qwen2_5_vl"].fresh("cpu", torch.float16)
