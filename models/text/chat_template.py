@@ -180,25 +180,21 @@ def _as_part(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
-def load_chat_template(directory: Path, default: str | None = None) -> ChatTemplate:
+def load_chat_template(directory: Path) -> ChatTemplate:
     """The first of chat_template.json, chat_template.jinja and tokenizer_config.json, the order in which transformers
     reads them for processors: the last one may hold the language model's own, without pictures, and so may the second,
-    which newer tokenizers save beside the first. Of several templates the one named "default" is used, as there.
-
-    default: the template of a checkpoint that has none.
-    """
+    which newer tokenizers save beside the first. Of several templates the one named "default" is used, as there."""
     config = read_optional_json(directory, "tokenizer_config.json")
     special = {**config, **read_optional_json(directory, "special_tokens_map.json")}
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     tokens = {name: _token_text(special[name]) for name in names if special.get(name) is not None}
     name, source = _template_source(directory, config)
-    source = default if source is None else _default_of(source)
     if source is None:
         raise CheckpointError(
             f"{directory}: no chat template: chat_template.json, chat_template.jinja or tokenizer_config.json must "
             "hold one; the checkpoint that this one was made from has it"
         )
-    if not isinstance(source, str):
+    if not isinstance(source := _default_of(source), str):
         raise CheckpointError(
             f'{directory}: {name}: chat_template must be a string, or several with names, one of them "default"'
         )

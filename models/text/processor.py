@@ -14,7 +14,7 @@ from models.interfaces.media import ChatMessage, MediaItem, MediaKind, Prompt, T
 from models.interfaces.processor import AudioInput, ChatProcessor
 from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
 from models.text.placeholders import MediaTokens, check_length, expand, tokenized_chat
-from models.text.tokenizer import PromptTokenizer, Tokenizer, load_tokenizer
+from models.text.tokenizer import Tokenizer, load_tokenizer
 from models.text.tools import Escape, Turn, escaped_tools, prompt_texts
 
 
@@ -37,7 +37,7 @@ class TextProcessor:
     def __init__(
         self,
         text: Mapping[str, Any],
-        tokenizer: PromptTokenizer,
+        tokenizer: Tokenizer,
         template: ChatTemplate,
         generation: Mapping[str, Any],
         stop_tokens: Sequence[str],
@@ -49,7 +49,7 @@ class TextProcessor:
         # The embedding may have more rows than there are tokens; the rest is padding, which is never generated.
         self.vocab_size, rows = tokenizer.vocab_size, int(text["vocab_size"])
         if tokenizer.vocab_size > rows:
-            raise CheckpointError(f"tokenizer.json has {tokenizer.vocab_size} ids, config.json says vocab_size {rows}")
+            raise CheckpointError(f"the tokenizer has {tokenizer.vocab_size} ids, config.json says vocab_size {rows}")
         self.context_length = int(text["max_position_embeddings"])
         self.stop_token_ids = stop_token_ids(generation, tokenizer.special_ids, stop_tokens, text.get("eos_token_id"))
         self.generation_defaults: Mapping[str, float | int] = sampling_defaults(generation, recommended)

@@ -37,22 +37,36 @@ def byte_alphabet() -> list[str]:
     return [chr(value if value in printable else next(others)) for value in range(256)]
 
 
-class PromptTokenizer:
-    """Text to ids and ids to bytes, from files of any kind. vocab_size: one more than the largest id.
+class Tokenizer:
+    """Text to ids and ids to bytes. vocab_size: one more than the largest id.
 
-    special_ids: special tokens by string, found in text where no `escape` character stands in them. lstrip, rstrip:
-    those that swallow the white space before them, or behind them.
+    special_ids: added tokens by string, found in text where no `escape` character stands in them.
     """
 
-    vocab_size: int
+    def __init__(self, published: dict[str, Any], *, spoken: frozenset[str] = frozenset()) -> None:
+        """published: the parsed tokenizer.json. spoken: special tokens that decode keeps as text.
 
-    def __init__(
-        self, special_ids: Mapping[str, int], *, lstrip: Collection[str] = (), rstrip: Collection[str] = ()
-    ) -> None:
-        self.special_ids = special_ids
-        self._lstrip, self._rstrip = frozenset(lstrip), frozenset(rstrip)
-        literals = sorted(map(re.escape, special_ids), key=len, reverse=True)
+        Raises CheckpointError for a tokenizer.json that cannot be read.
+        """
+        # Programs that train leave their truncation and padding in the file; transformers does not apply them either.
+        published = {**published, "truncation": None, "padding": None}
+        added = published.get("added_tokens", [])
+        _check_supported(published)
+        self.special_ids: Mapping[str, int] = {token["content"]: token["id"] for token in added}
+        self._lstrip, self._rstrip = (
+            {token["content"] for token in added if token.get(flag)} for flag in ("lstrip", "rstrip")
+        )
+        literals = sorted(map(re.escape, self.special_ids), key=len, reverse=True)
         self._literal = re.compile("|".join(literals)) if literals else re.compile(r"(?!)")
+        self._silent = {token["id"] for token in added if token["special"] and token["content"] not in spoken}
+        self._plain = fast_tokenizer({**published, "added_tokens": [], "post_processor": None})
+        self.vocab_size = 1 + max([*self._plain.get_vocab().values(), *self.special_ids.values()])
+        self._opening = _opening_ids(published)
+        self._names = {token["id"]: token["content"] for token in added}
+        self._byte_values: dict[str, int] | None = None
+        if _is_byte_level(published.get("decoder") or {}):
+            self._byte_values = {character: value for value, character in enumerate(byte_alphabet())}
+        self._bytes = cache(self._bytes_of)
         self._recent = RecentTexts(self._encoded)
 
     def encode_plain(self, text: str) -> list[int]:
@@ -64,7 +78,8 @@ class PromptTokenizer:
         return self._literal.sub(lambda match: match[0][:1] + escape + match[0][1:], text)
 
     def encode(self, text: str, escape: str) -> list[int]:
-        """Ids of a whole prompt: special tokens where they stand, escaped ones as plain text."""
+        """Ids of a whole prompt, with one opening token: special tokens where they stand, escaped ones as plain
+        text."""
         ids: list[int] = []
         end = 0
         for match in self._literal.finditer(text):
@@ -75,59 +90,18 @@ class PromptTokenizer:
             end = match.end()
             while match[0] in self._rstrip and text[end : end + 1].isspace():
                 end += 1
-        return ids + self.encode_plain(text[end:].replace(escape, ""))
+        ids += self.encode_plain(text[end:].replace(escape, ""))
+        return ids if ids[: len(self._opening)] == self._opening else [*self._opening, *ids]
 
     def decode(self, token_ids: Sequence[int]) -> bytes:
-        """Bytes of the ids, those of special tokens left out. The ids may be split anywhere: the bytes of the parts
-        join."""
-        raise NotImplementedError
+        """Bytes of the ids, those of special tokens that are not `spoken` left out. The ids may be split anywhere: the
+        bytes of the parts join."""
+        return b"".join(map(self._bytes, token_ids))
 
     def without_specials(self, special_ids: Collection[int]) -> str | None:
         """A tokenizer.json for libraries that read it by themselves: texts and ids are those of encode_plain, and
         `special_ids`, unused ones among them, are special tokens whose names no text holds. None for vocabularies that
-        such libraries read in ways of their own."""
-        return None
-
-    def _encoded(self, text: str) -> list[int]:
-        raise NotImplementedError
-
-
-class Tokenizer(PromptTokenizer):
-    """That of a tokenizer.json. special_ids: its added tokens."""
-
-    def __init__(self, published: dict[str, Any], *, spoken: frozenset[str] = frozenset()) -> None:
-        """published: the parsed tokenizer.json. spoken: special tokens that decode keeps as text.
-
-        Raises CheckpointError for a tokenizer.json that cannot be read.
-        """
-        # Programs that train leave their truncation and padding in the file; transformers does not apply them either.
-        published = {**published, "truncation": None, "padding": None}
-        added = published.get("added_tokens", [])
-        _check_supported(published)
-        lstrip, rstrip = ([token["content"] for token in added if token.get(flag)] for flag in ("lstrip", "rstrip"))
-        special_ids = {token["content"]: token["id"] for token in added}
-        super().__init__(special_ids, lstrip=lstrip, rstrip=rstrip)
-        self._silent = {token["id"] for token in added if token["special"] and token["content"] not in spoken}
-        self._plain = fast_tokenizer({**published, "added_tokens": [], "post_processor": None})
-        self.vocab_size = 1 + max([*self._plain.get_vocab().values(), *self.special_ids.values()])
-        self._opening = _opening_ids(published)
-        self._names = {token["id"]: token["content"] for token in added}
-        self._byte_values: dict[str, int] | None = None
-        if _is_byte_level(published.get("decoder") or {}):
-            self._byte_values = {character: value for value, character in enumerate(byte_alphabet())}
-        self._bytes = cache(self._bytes_of)
-
-    def encode(self, text: str, escape: str) -> list[int]:
-        """With one opening token."""
-        ids = super().encode(text, escape)
-        return ids if ids[: len(self._opening)] == self._opening else [*self._opening, *ids]
-
-    def decode(self, token_ids: Sequence[int]) -> bytes:
-        """With the bytes of `spoken` special tokens."""
-        return b"".join(map(self._bytes, token_ids))
-
-    def without_specials(self, special_ids: Collection[int]) -> str | None:
-        """None for vocabularies that are not byte-level."""
+        are not byte-level, which such libraries read in ways of their own."""
         if self._byte_values is None:
             return None
         published = json.loads(self._plain.to_str())

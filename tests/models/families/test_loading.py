@@ -533,5 +533,5 @@ def test_a_token_of_minicpmv_without_an_embedding_is_refused(tmp_path: Path) -> 
     directory = copy_checkpoint(FAMILIES["minicpmv_2_6"].directory, tmp_path / "added")
     rows = read_json(directory, CONFIG)["vocab_size"]
     change(directory, "tokenizer_config.json", {str(rows): {"content": "<|added|>"}}, "added_tokens_decoder")
-    with pytest.raises(CheckpointError, match=f"tokenizer.json has {rows + 1} ids, config.json says vocab_size {rows}"):
+    with pytest.raises(CheckpointError, match=f"the tokenizer has {rows + 1} ids, config.json says vocab_size {rows}"):
         FAMILIES["minicpmv_2_6"].processor_of(directory)

@@ -21,9 +21,8 @@ from tokenizers import Regex, pre_tokenizers
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import VideoFrames, VideoMetadata
 from models.kimi_vl.pictures import ImageSettings
-from models.kimi_vl.processor import PUBLISHED_TEMPLATE, KimiVLProcessor, load_processor
+from models.kimi_vl.processor import KimiVLProcessor, load_processor
 from models.kimi_vl.tokenizer import SPLIT_PATTERN, load_tokenizer
-from models.text.chat_template import ChatTemplate
 from tests.models.families.family import FAMILIES
 from tests.support.prompts import prompt_of, say
 from tests.support.rows import rows
@@ -212,45 +211,15 @@ def test_sampling_that_the_makers_recommend_where_the_files_name_none(tmp_path: 
     assert of(tmp_path / "other").generation_defaults == {}
 
 
-TEXTS = ("", "hi", " <|im_end|>", "◁think▷ <|media_pad|>", "你好\n\n", "<|im_", "end|>")
-ROLES = ("system", "user", "assistant", "developer")
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(ROLES), st.lists(st.sampled_from((*TEXTS, 0)), max_size=5)), min_size=1, max_size=5
-    )
-)
-def test_the_template_in_the_code_renders_as_the_published_one(turns: list[tuple[str, list[str | int]]]) -> None:
-    golden = processor()
-    own = KimiVLProcessor(golden.config, golden.tokenizer, ChatTemplate(PUBLISHED_TEMPLATE, {}), golden.images, {})
-    count = 0
-    messages = []
-    for role, pieces in turns:
-        parts = []
-        for piece in pieces:
-            parts.append(piece if isinstance(piece, str) else count)
-            count += isinstance(piece, int)
-        messages.append(say(role, *parts))
-    chats = [owner.apply_chat_template(messages, ["image"] * count, options={}) for owner in (golden, own)]
-    assert chats[0].token_ids.tolist() == chats[1].token_ids.tolist()
-    assert chats[0].placeholders == chats[1].placeholders and len(chats[0].placeholders) == count
-
-
 def test_the_template_is_that_of_the_files(tmp_path: Path) -> None:
     said = say("user", "x", 0)
     item = processor().image(blank(56, 28))
     usual = prompt_of(of(tmp_path), [said], [item]).token_ids.tolist()
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    source = config["chat_template"]
-    other = source.replace("You are a helpful assistant", "Be brief")
-    (tmp_path / "chat_template.jinja").write_text(other)
+    source = json.loads((tmp_path / "tokenizer_config.json").read_text())["chat_template"]
+    (tmp_path / "chat_template.jinja").write_text(source.replace("You are a helpful assistant", "Be brief"))
     changed = load_processor(tmp_path)
     ids = prompt_of(changed, [said], [item]).token_ids.tolist()
     assert ids != usual and b"Be brief" in changed.detokenize(ids)
-    (tmp_path / "chat_template.jinja").unlink()
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": None}))
-    assert prompt_of(load_processor(tmp_path), [said], [item]).token_ids.tolist() == usual
 
 
 @pytest.mark.slow
@@ -268,10 +237,11 @@ def test_a_long_video_leaves_a_tenth_of_the_context_free(width: int, height: int
 
 
 TOKENIZER = load_tokenizer(DIRECTORY)
+RANKS = [line.split() for line in (DIRECTORY / "tiktoken.model").read_text().splitlines()]
 TIKTOKEN = tiktoken.Encoding(
     "kimi",
     pat_str=SPLIT_PATTERN,
-    mergeable_ranks={token: rank for rank, token in enumerate(TOKENIZER.ranks)},
+    mergeable_ranks={base64.b64decode(token): int(rank) for token, rank in RANKS},
     special_tokens=dict(TOKENIZER.special_ids),
 )
 _PIECES = [
@@ -304,11 +274,6 @@ def test_golden_cases(case: dict) -> None:
 def test_special_ids_give_no_bytes() -> None:
     end = TOKENIZER.special_ids["<|im_end|>"]
     assert TOKENIZER.decode([*TOKENIZER.encode_plain("a"), end, *TOKENIZER.encode_plain("b")]) == b"ab"
-
-
-def test_long_runs_are_cut_and_nothing_is_lost() -> None:
-    text = "x" * 60_000 + " " * 30_000 + "y"
-    assert TOKENIZER.decode(TOKENIZER.encode_plain(text)) == text.encode()
 
 
 @pytest.mark.parametrize("content", ["AA== 1\n", "AA==\n", "?? 0\n", "AA== 0\n"])
