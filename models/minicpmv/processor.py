@@ -56,6 +56,7 @@ class MiniCPMVProcessor(TextProcessor):
     """
 
     refused_options = REFUSED_OPTIONS
+    template_defaults: Mapping[str, bool] = {"enable_thinking": False}
 
     def __init__(
         self, config: MiniCPMVConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
@@ -111,10 +112,6 @@ class MiniCPMVProcessor(TextProcessor):
                 f"{len(frames)} frames take {item.num_embeds} rows, at most {self._max_video_embeds} allowed",
             )
         return item
-
-    def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        super().template_arguments(options)
-        return {"enable_thinking": bool(options.get("enable_thinking"))}
 
     def template_turns(
         self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], escaped: Escape

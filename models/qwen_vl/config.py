@@ -95,6 +95,8 @@ class Qwen2VLConfig:
     images: ImageSettings
     image_token_id: int
     video_token_id: int
+    tokens_per_second: float | None = None
+    """Positions on the time axis in a second of video; None: one for each frame pair."""
 
 
 def load_config(directory: Path) -> Qwen2VLConfig:

@@ -27,6 +27,8 @@ class TextProcessor:
 
     reasoning_markers: tuple[str, str] | None = None
     template_options: frozenset[str] = frozenset()
+    template_defaults: Mapping[str, bool] = {}
+    """Options that the template is always given, by their default."""
     refused_options: Mapping[str, str] = {}
     """Options that would change nothing, and why."""
     audio: AudioInput | None = None
@@ -101,7 +103,8 @@ class TextProcessor:
                 raise InputError(name, reason)
         if options.get("enable_thinking") and self.reasoning_markers is None:
             raise InputError("enable_thinking", "this checkpoint has no reasoning mode")
-        return {name: value for name, value in options.items() if name in self.template_options}
+        known = self.template_options | self.template_defaults.keys()
+        return {**self.template_defaults, **{name: value for name, value in options.items() if name in known}}
 
     def template_turns(
         self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], escaped: Escape

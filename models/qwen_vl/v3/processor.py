@@ -11,8 +11,8 @@ from PIL import Image
 
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, VideoFrames, VideoMetadata
-from models.interfaces.resizing import FrameResizer, resized_or_left
-from models.qwen_vl.items import grid_of, picture_size, vision_item
+from models.interfaces.resizing import FrameResizer
+from models.qwen_vl.items import grid_of, picture_item, vision_item
 from models.qwen_vl.positions import mrope_positions
 from models.qwen_vl.v3.config import Qwen3VLConfig, load_config
 from models.qwen_vl.v3.videos import pair_tenths, sample_frames, time_text, video_size
@@ -35,6 +35,8 @@ class Qwen3VLProcessor(TextProcessor):
     pair in tenths of a second.
     """
 
+    template_defaults: Mapping[str, bool] = {"add_vision_id": False}
+
     def __init__(
         self, config: Qwen3VLConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
@@ -54,11 +56,8 @@ class Qwen3VLProcessor(TextProcessor):
             raise CheckpointError(f"config.json: ids {sorted(unknown)} of vision tokens are not in tokenizer.json")
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
-        """picture: upright, alpha already flattened."""
         vision = self.config.tower.vision
-        height, width = picture_size(picture, self.config.images, vision.factor, detail)
-        frame = resized_or_left(picture, width, height)
-        return vision_item("image", (frame,), (height, width), vision, self._settings, source=source)
+        return picture_item(picture, self.config.images, vision, self._settings, detail=detail, source=source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         return sample_frames(metadata, fps=fps, max_frames=max_frames, rule=self.config.frames)
@@ -66,18 +65,9 @@ class Qwen3VLProcessor(TextProcessor):
     def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameResizer:
         """All frames together stay within the checkpoint's pixel limits for videos."""
         vision, limits = self.config.tower.vision, self.config.videos
-        try:
-            size = video_size(
-                num_frames,
-                metadata.height,
-                metadata.width,
-                pair=vision.temporal_patch_size,
-                factor=vision.factor,
-                min_pixels=limits.min_pixels,
-                max_pixels=limits.max_pixels,
-            )
-        except ValueError as error:
-            raise InputError("video_url", str(error)) from error
+        sizes = {"pair": vision.temporal_patch_size, "factor": vision.factor}
+        bounds = {"min_pixels": limits.min_pixels, "max_pixels": limits.max_pixels}
+        size = video_size(num_frames, metadata.height, metadata.width, **sizes, **bounds)
         return FrameResizer(*size, may_leave=True)
 
     def video(self, video: VideoFrames) -> MediaItem:
@@ -86,10 +76,6 @@ class Qwen3VLProcessor(TextProcessor):
         tenths = np.array(pair_tenths(video, vision.temporal_patch_size), dtype=np.int32)
         size = to.height, to.width
         return vision_item("video", frames, size, vision, self._settings, arrays={"tenths": tenths})
-
-    def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """options: add_vision_id numbers the pictures and videos ("Picture 1: "), as the chat template does it."""
-        return {"add_vision_id": bool(options.get("add_vision_id", False)), **super().template_arguments(options)}
 
     def template_chat(self, token_ids: Sequence[int], messages: Sequence[ChatMessage]) -> TokenizedChat:
         return super().template_chat(self._bare_videos(token_ids), messages)

@@ -14,7 +14,7 @@ import numpy as np
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata
-from models.qwen_vl.pictures import DEFAULT_FPS, MAX_ASPECT
+from models.qwen_vl.pictures import DEFAULT_FPS, check_aspect
 
 _MIN_FRAMES, _MAX_FRAMES = 4, 768
 
@@ -52,14 +52,13 @@ def sample_frames(
 def video_size(
     num_frames: int, height: int, width: int, *, pair: int, factor: int, min_pixels: int, max_pixels: int
 ) -> tuple[int, int]:
-    """Height and width in multiples of `factor` such that the pixels of all frames lie within the bounds. Raises
-    ValueError over 200:1."""
+    """Height and width in multiples of `factor` such that the pixels of all frames lie within the bounds. InputError as
+    of `check_aspect`."""
     num_frames = max(num_frames, pair)  # a single frame is used twice
     if height < factor or width < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
-    if max(height, width) > MAX_ASPECT * min(height, width):
-        raise ValueError(f"{width}x{height} pixels are over the aspect ratio of {MAX_ASPECT}:1")
+    check_aspect(height, width, "video_url")
     # Python rounds half to even, and so does the reference, frames included; it scales by all of them.
     rows, columns = round(height / factor), round(width / factor)
     pixels = round(num_frames / pair) * pair * rows * columns * factor**2
