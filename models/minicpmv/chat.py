@@ -1,51 +1,13 @@
-"""From messages to a prompt: turns for the chat template, and the tokens that stand for pictures and videos."""
+"""The tokens that stand for pictures and videos."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
 
 from models.interfaces.errors import CheckpointError
-from models.interfaces.media import ChatMessage
 from models.minicpmv.config import Version
-from models.text.chat_template import escaped_reasoning, template_role
 from models.text.placeholders import MediaTokens, join, plain, repeated
 from models.text.tokenizer import Tokenizer
-from models.text.tools import Escape, escaped_calls
-
-PLACEHOLDER = "<image>"
-"""The text that the template is given for an item of each kind."""
-REASONING_MARKERS = ("<think>", "</think>")
-
-
-def turns(messages: Sequence[ChatMessage], escape: Escape, *, reasoning: bool) -> list[dict[str, Any]]:
-    """Template turns: the pieces of a message joined by line breaks, text escaped.
-
-    reasoning: the model has a reasoning mode, and answers before the last question lose theirs, as Qwen3's template
-    does it.
-    """
-    last_question = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
-    rendered = []
-    for index, message in enumerate(messages):
-        role = template_role(message.role)
-        earlier_answer = reasoning and message.role == "assistant" and index < last_question
-        content = "\n".join(_pieces(message, escape, without_reasoning=earlier_answer))
-        turn = {"role": role, "content": content}
-        rendered.append({**turn, **escaped_reasoning(message, escape), **escaped_calls(message, escape)})
-    return rendered
-
-
-def _pieces(message: ChatMessage, escape: Escape, *, without_reasoning: bool) -> Iterator[str]:
-    """The texts of a message, escaped, and a placeholder for each of its items."""
-    for part in message.content:
-        if part.item is not None:
-            yield PLACEHOLDER
-        elif part.text is not None:
-            text = part.text
-            if without_reasoning and REASONING_MARKERS[1] in text:
-                text = text.rpartition(REASONING_MARKERS[1])[2].lstrip("\n")
-            yield escape(text)
 
 
 class PictureTokens:

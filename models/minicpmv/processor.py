@@ -22,19 +22,21 @@ from models.interfaces.media import (
     media_digest,
 )
 from models.interfaces.resizing import FrameResizer
-from models.minicpmv.chat import PLACEHOLDER, REASONING_MARKERS, PictureTokens, turns
+from models.minicpmv.chat import PictureTokens
 from models.minicpmv.config import MiniCPMVConfig, Version, load_config
 from models.minicpmv.slicing import SlicedPicture, slice_picture, slice_sizes
 from models.minicpmv.video import MAX_GROUPS, UNFUSED_MAX_FRAMES, fused_pack, sample_fused, sample_unfused, temporal_ids
-from models.text.chat_template import ChatTemplate
+from models.text.chat_template import THINKING, ChatTemplate, escaped_reasoning, template_role
 from models.text.placeholders import MediaTokens
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
-from models.text.tools import Escape, Turn
+from models.text.tools import Escape, Turn, escaped_calls
 
 REFUSED_OPTIONS = {"add_vision_id": "MiniCPM-V numbers pictures by a rule of its own"}
 NO_TIME = -1
 """Temporal id of a slice without a time: pictures, and frames that are not fused."""
+_PLACEHOLDER = "<image>"
+"""The text that the template is given for an item of each kind."""
 _STOP_TOKENS = {
     "2.5": ("<|eot_id|>", "<|end_of_text|>"),
     "2.6": ("<|im_end|>", "<|endoftext|>"),
@@ -64,8 +66,9 @@ class MiniCPMVProcessor(TextProcessor):
         recommended = _recommended_sampling(config.version)
         super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS[config.version], recommended)
         self.config = config
-        self.reasoning_markers = REASONING_MARKERS if set(REASONING_MARKERS) <= tokenizer.special_ids.keys() else None
-        self.placeholder_ids = frozenset({tokenizer.special_ids[PLACEHOLDER]})
+        self.reasoning_markers = THINKING if set(THINKING) <= tokenizer.special_ids.keys() else None
+        self.divides_answers = self.reasoning_markers is not None
+        self.placeholder_ids = frozenset({tokenizer.special_ids[_PLACEHOLDER]})
         self._picture_rule = config.slicing
         self._overview_rule = replace(config.slicing, max_slices=1)
         # The published rule can pass its bound by part of a second: 3 a second of 60.9 s are 183 groups.
@@ -113,10 +116,11 @@ class MiniCPMVProcessor(TextProcessor):
             )
         return item
 
-    def template_turns(
-        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], escaped: Escape
-    ) -> list[Turn]:
-        return turns(messages, escaped, reasoning=self.reasoning_markers is not None)
+    def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
+        """The template takes one text; the parts of a content are joined by line breaks."""
+        parts = [_PLACEHOLDER if part.item is not None else escaped(part.text or "") for part in message.content]
+        turn = {"role": template_role(message.role), "content": "\n".join(parts)}
+        return {**turn, **escaped_reasoning(message, escaped), **escaped_calls(message, escaped)}
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """Pictures are numbered as they come, videos are not."""
@@ -160,4 +164,4 @@ class MiniCPMVProcessor(TextProcessor):
 
 def load_processor(directory: Path) -> MiniCPMVProcessor:
     """Reads config.json, preprocessor_config.json, generation_config.json, tokenizer.json and the chat template."""
-    return MiniCPMVProcessor(load_config(directory), *load_text(directory, spoken=REASONING_MARKERS))
+    return MiniCPMVProcessor(load_config(directory), *load_text(directory, spoken=THINKING))

@@ -12,7 +12,14 @@ from models.checkpoints.published import read_optional_json, sampling_defaults, 
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, Tool
 from models.interfaces.processor import AudioInput, ChatProcessor
-from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
+from models.text.chat_template import (
+    ChatTemplate,
+    escape_with,
+    load_chat_template,
+    reasoning_apart,
+    template_turn,
+    unused_character,
+)
 from models.text.placeholders import MediaTokens, check_length, expand, tokenized_chat
 from models.text.tokenizer import Tokenizer, load_tokenizer
 from models.text.tools import Escape, Turn, escaped_tools, prompt_texts
@@ -27,6 +34,8 @@ class TextProcessor:
 
     reasoning_markers: tuple[str, str] | None = None
     template_options: frozenset[str] = frozenset()
+    divides_answers = False
+    """Whether the template is given reasoning in the text of an earlier answer apart from it."""
     template_defaults: Mapping[str, bool] = {}
     """Options that the template is always given, by their default."""
     refused_options: Mapping[str, str] = {}
@@ -92,7 +101,8 @@ class TextProcessor:
         it."""
         escape = unused_character([*prompt_texts(messages, tools), continuation])
         escaped = escape_with(escape, self.tokenizer.escape)
-        turns = self.template_turns(messages, kinds, escaped)
+        told = map(reasoning_apart, messages) if self.divides_answers else messages
+        turns = [self.template_turn(message, kinds, escaped) for message in told]
         rendered = self.template.render(turns, tools=escaped_tools(tools, escaped), **(given or {}))
         return self.template_chat(self.tokenizer.encode(rendered + forced + escaped(continuation), escape), messages)
 
@@ -106,14 +116,8 @@ class TextProcessor:
         known = self.template_options | self.template_defaults.keys()
         return {**self.template_defaults, **{name: value for name, value in options.items() if name in known}}
 
-    def template_turns(
-        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], escaped: Escape
-    ) -> list[Turn]:
-        """What the template is given for the messages. kinds: of the items that they name."""
-        return [self.template_turn(message, kinds, escaped) for message in messages]
-
     def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
-        """One of template_turns."""
+        """What the template is given for a message. kinds: of the items that the messages name."""
         return template_turn(message, kinds.__getitem__, escaped)
 
     def template_chat(self, token_ids: Sequence[int], messages: Sequence[ChatMessage]) -> TokenizedChat:

@@ -28,8 +28,7 @@ from models.minicpmv.processor import REFUSED_OPTIONS
 from models.minicpmv.slicing import Cut, SlicedPicture, SliceRule, slice_picture, slice_sizes
 from models.minicpmv.v4_6.config import MODES, MiniCPMV46Config, load_config
 from models.minicpmv.v4_6.positions import Frame, canvas_positions
-from models.qwen_vl.v3.processor import split_reasoning
-from models.text.chat_template import ChatTemplate, escaped_reasoning, template_role
+from models.text.chat_template import THINKING, ChatTemplate, escaped_reasoning, template_role
 from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
@@ -40,7 +39,6 @@ MAX_VIDEO_EMBEDS = 16_384
 FINE_RATE = 10
 """Frames a second of which those of a long video are chosen."""
 _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
-_REASONING = ("<think>", "</think>")
 
 
 @dataclass(frozen=True)
@@ -80,13 +78,14 @@ class MiniCPMV46Processor(TextProcessor):
     """
 
     refused_options = REFUSED_OPTIONS
+    divides_answers = True
 
     def __init__(
         self, config: MiniCPMV46Config, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
         super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS)
         self.template_options = frozenset({"enable_thinking"}) & template.variables
-        self.reasoning_markers = _REASONING if self.template_options else None
+        self.reasoning_markers = THINKING if self.template_options else None
         self._pads = {"image": config.image_token_id, "video": config.video_token_id}
         self.placeholder_ids = frozenset(self._pads.values())
         names = ("<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>")
@@ -141,20 +140,12 @@ class MiniCPMV46Processor(TextProcessor):
 
     def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
         """The template joins the parts of a content by line breaks, so texts stay parts."""
-        role = template_role(message.role)
-        content: list[dict[str, str]] = []
-        reasoning = message.reasoning
-        for part in message.content:
-            if part.item is not None:
-                content.append({"type": kinds[part.item]})
-                continue
-            text = part.text or ""
-            if role == "assistant" and reasoning is None and _REASONING[1] in text:
-                # The template, which would find it, does not recognise escaped markers.
-                reasoning, text = split_reasoning(text)
-            content.append({"type": "text", "text": escaped(text)})
-        thought = escaped_reasoning(replace(message, reasoning=reasoning), escaped)
-        return {"role": role, "content": content or "", **thought, **escaped_calls(message, escaped)}
+        content = [
+            {"type": "text", "text": escaped(part.text or "")} if part.item is None else {"type": kinds[part.item]}
+            for part in message.content
+        ]
+        turn = {"role": template_role(message.role), "content": content or ""}
+        return {**turn, **escaped_reasoning(message, escaped), **escaped_calls(message, escaped)}
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """Numbers pictures, and in 4.6 videos apart from them, as they come; each becomes its frames one by one."""
@@ -241,4 +232,4 @@ def sample_frames(metadata: VideoMetadata, *, fps: float | None, max_frames: int
 
 def load_processor(directory: Path) -> MiniCPMV46Processor:
     """Reads config.json, processor_config.json, generation_config.json, tokenizer.json and the chat template."""
-    return MiniCPMV46Processor(load_config(directory), *load_text(directory, spoken=_REASONING))
+    return MiniCPMV46Processor(load_config(directory), *load_text(directory, spoken=THINKING))

@@ -10,20 +10,19 @@ import numpy as np
 from PIL import Image
 
 from models.interfaces.errors import CheckpointError, InputError
-from models.interfaces.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, VideoFrames, VideoMetadata
+from models.interfaces.media import ChatMessage, MediaItem, Prompt, TokenizedChat, VideoFrames, VideoMetadata
 from models.interfaces.resizing import FrameResizer
 from models.qwen_vl.items import grid_of, picture_item, vision_item
 from models.qwen_vl.positions import mrope_positions
 from models.qwen_vl.v3.config import Qwen3VLConfig, load_config
 from models.qwen_vl.v3.videos import pair_tenths, sample_frames, time_text, video_size
-from models.text.chat_template import ChatTemplate
+from models.text.chat_template import THINKING, ChatTemplate
 from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
-from models.text.tools import Escape, Turn
+from models.text.tools import Turn
 
 _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
-_REASONING = ("<think>", "</think>")
 _OPTIONS = frozenset({"enable_thinking", "preserve_thinking", "reasoning_effort"})
 _THOUGHT = "a thought to look for"
 
@@ -43,11 +42,11 @@ class Qwen3VLProcessor(TextProcessor):
         super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS)
         self.config = config
         self.template_options = _OPTIONS & template.variables
-        thinks = "enable_thinking" in self.template_options or _prompt_of(template).rstrip().endswith(_REASONING[0])
-        self.reasoning_markers = _REASONING if thinks else None
+        thinks = "enable_thinking" in self.template_options or _prompt_of(template).rstrip().endswith(THINKING[0])
+        self.reasoning_markers = THINKING if thinks else None
         # Some templates take an earlier answer's reasoning out of its text; those of 3.8 leave the text as it is.
-        answer: Turn = {"role": "assistant", "content": f"{_THOUGHT}{_REASONING[1]}"}
-        self._divides_answers = thinks and _THOUGHT not in _prompt_of(template, answer)
+        answer: Turn = {"role": "assistant", "content": f"{_THOUGHT}{THINKING[1]}"}
+        self.divides_answers = thinks and _THOUGHT not in _prompt_of(template, answer)
         self._settings = repr((config.tower, config.images, config.videos)).encode()
         self._placeholders = {"image": config.image_token_id, "video": config.video_token_id}
         self.placeholder_ids = frozenset(self._placeholders.values())
@@ -119,16 +118,6 @@ class Qwen3VLProcessor(TextProcessor):
                 index += 1
         return bare
 
-    def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
-        turn = super().template_turn(message, kinds, escaped)
-        text = "".join(part.text or "" for part in message.content)
-        ends_reasoning = self._divides_answers and message.reasoning is None and _REASONING[1] in text
-        if turn["role"] != "assistant" or not ends_reasoning or not isinstance(turn["content"], str):
-            return turn
-        # The template, which drops or keeps the reasoning of earlier answers, does not recognise escaped markers.
-        thought, answer = split_reasoning(text)
-        return {**turn, "reasoning_content": escaped(thought), "content": escaped(answer)}
-
 
 def load_processor(directory: Path) -> Qwen3VLProcessor:
     """Reads config.json, the two preprocessor files, generation_config.json, tokenizer.json and the chat template."""
@@ -137,7 +126,7 @@ def load_processor(directory: Path) -> Qwen3VLProcessor:
 
 def processor_of(directory: Path, config: Qwen3VLConfig) -> Qwen3VLProcessor:
     """load_processor for a configuration that was read already."""
-    return Qwen3VLProcessor(config, *load_text(directory, spoken=_REASONING))
+    return Qwen3VLProcessor(config, *load_text(directory, spoken=THINKING))
 
 
 def _prompt_of(template: ChatTemplate, *earlier: Turn) -> str:
@@ -151,10 +140,3 @@ def _prompt_of(template: ChatTemplate, *earlier: Turn) -> str:
         except InputError:
             continue
     return ""
-
-
-def split_reasoning(text: str) -> tuple[str, str]:
-    """(reasoning, answer) of an earlier answer, as the Thinking template divides it."""
-    before, _, _ = text.partition(_REASONING[1])
-    thought = before.rstrip("\n").rpartition(_REASONING[0])[2].lstrip("\n")
-    return thought, text.rpartition(_REASONING[1])[2].lstrip("\n")
