@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ from models.interfaces.media import (
     media_digest,
 )
 from models.interfaces.resizing import FrameResizer
-from models.minicpmv.chat import PictureTokens
 from models.minicpmv.config import MiniCPMVConfig, Version, load_config
 from models.minicpmv.slicing import SlicedPicture, slice_picture, slice_sizes
+from models.minicpmv.tokens import PictureTokens
 from models.minicpmv.video import MAX_GROUPS, UNFUSED_MAX_FRAMES, fused_pack, sample_fused, sample_unfused, temporal_ids
 from models.text.chat_template import THINKING, ChatTemplate, escaped_reasoning, template_role
-from models.text.placeholders import MediaTokens
+from models.text.placeholders import MediaTokens, join, repeated
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
 from models.text.tools import Escape, Turn, escaped_calls
@@ -75,7 +76,9 @@ class MiniCPMVProcessor(TextProcessor):
         most_groups = 2 * MAX_GROUPS if config.fuses_frames else UNFUSED_MAX_FRAMES
         self._max_video_embeds = most_groups * config.num_queries
         self._settings = repr((config.version, config.slicing, config.num_queries)).encode()
-        self._pictures = PictureTokens(config.version, tokenizer, config.num_queries)
+        self._tokens = PictureTokens(tokenizer, as_2_5=config.version == "2.5")
+        queries = repeated(tokenizer.special_ids["<unk>"], config.num_queries)
+        self._picture_tokens = cache(partial(self._tokens.picture, queries, queries))
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """With detail "low" only the overview is used."""
@@ -128,12 +131,14 @@ class MiniCPMVProcessor(TextProcessor):
         pictures = 0
         for _, index in chat.placeholders:
             item = items[index]
-            if item.kind == "image":
-                columns, rows = item.arrays["grid"].tolist()
-                media.append(self._pictures.image((columns, rows), pictures if self.config.use_image_id else None))
-                pictures += 1
-            else:
-                media.append(self._pictures.video(len(item.arrays["group_sizes"])))
+            columns, rows = item.arrays["grid"].tolist()
+            tokens = self._picture_tokens((columns, rows))
+            if item.kind == "video":  # each frame, or group of fused frames, on a line of its own
+                tokens = self._tokens.lines(tokens, len(item.arrays["group_sizes"]))
+            elif self.config.use_image_id:
+                tokens = join([self._tokens.number(pictures), tokens])
+            media.append(tokens)
+            pictures += item.kind == "image"
         return self.plain_prompt(chat, media, items)
 
     def _item(
