@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from models.layers.adapters import Lora
 from models.layers.op import op
-from models.layers.random import Noise
 from models.protocol import State
 from models.voxcpm2.network import FlowSolver, VoxCPM2Network
-from models.voxcpm2.rows import Draw
-
-
-@dataclass(frozen=True, eq=False)
-class PatchMaker:
-    """make_patch with its networks and its source of noise."""
-
-    network: VoxCPM2Network
-    solver: FlowSolver
-    noise: Noise
-
-    def __call__(
-        self, state: State, slots: Tensor, draw: Draw, lm: Tensor, residual: Tensor, lora: Lora | None = None
-    ) -> Tensor:
-        """TSLM and RALM of the rows [rows, H] each -> results float32 [rows, P * D + 3], as
-        models.protocol.SpeechModel.decode_step has them; the slots are ready for their next step."""
-        return make_patch(slots, self.network, self.solver, state, self.noise(*draw), lm, residual, lora)
 
 
 @op(cuda="models.voxcpm2.kernels.step:make_patch")
@@ -42,8 +22,9 @@ def make_patch(
     residual: Tensor,
     lora: Lora | None = None,
 ) -> Tensor:
-    """Hidden vectors lm and residual [rows, H] and noise float32 [rows, D, P] -> results as of PatchMaker. Writes
-    last_patch, step and active of the slots."""
+    """TSLM and RALM of the rows [rows, H] each, and noise float32 [rows, D, P] -> results float32 [rows, P * D + 3], as
+    models.protocol.SpeechModel.decode_step has them. Writes last_patch, step and active of the slots, which are ready
+    for their next step then."""
 
     def read(name: str) -> Tensor:
         return state[name].index_select(0, slots)

@@ -22,18 +22,6 @@ def with_prompt_vectors(
     return torch.where(first, prompt_lm, lm), torch.where(first, prompt_residual, residual)
 
 
-class Draw(NamedTuple):
-    """Inputs of the noise of the rows' next patches: seeds int64 [rows], steps int32 [rows]."""
-
-    seeds: Tensor
-    steps: Tensor
-
-
-def draw_of(state: State, slots: Tensor) -> Draw:
-    """Those of `slots` int64 [rows]."""
-    return Draw(state["seed"].index_select(0, slots), state["step"].index_select(0, slots))
-
-
 class StepInputs(NamedTuple):
     """Everything that a decode step reads from slot state before its networks run.
 
@@ -56,10 +44,6 @@ class StepInputs(NamedTuple):
     def rotary(self) -> Rotary:
         return self.cos, self.sin
 
-    @property
-    def draw(self) -> Draw:
-        return Draw(self.seeds, self.steps)
-
 
 @op(cuda="models.voxcpm2.kernels.step:step_inputs")
 def step_inputs(slots: Tensor, network: VoxCPM2Network, state: State, page_size: int) -> StepInputs:
@@ -77,7 +61,8 @@ def step_inputs(slots: Tensor, network: VoxCPM2Network, state: State, page_size:
         tables,
         torch.where(active, positions + 1, 0),
         *network.rotary(positions.to(torch.int64)),
-        *draw_of(state, slots),
+        state["seed"].index_select(0, slots),
+        state["step"].index_select(0, slots),
         tokens,
         encoder.encoder.first_norm(tokens),
     )
