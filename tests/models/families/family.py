@@ -160,7 +160,7 @@ class Family:
     def prompt_by(self, name: str, processor: Any) -> Prompt:
         """By another processor than the directory's."""
         if self.version:
-            return minicpmv.golden_prompt(self.version, name)
+            return minicpmv.golden_prompt(processor, self.directory, name)
         golden = self.inputs["prompts"][name]
         options = {key: golden[key] for key in ("add_vision_id",) if self.qwen} | golden.get("template_kwargs", {})
         return golden_prompt(processor, self.directory, name, **options)

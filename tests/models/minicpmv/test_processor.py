@@ -24,36 +24,31 @@ from models.interfaces.media import MediaItem, VideoFrames, VideoMetadata
 from models.interfaces.processor import ChatProcessor
 from models.minicpmv.config import load_config
 from models.minicpmv.encoder import part_of, patch_rows, slice_grids
-from models.minicpmv.processor import load_processor
+from models.minicpmv.processor import MiniCPMVProcessor, load_processor
 from models.minicpmv.slicing import SliceRule, slice_picture
 from models.minicpmv.video import fused_pack, sample_fused, sample_unfused, temporal_ids
 from service.graphs.buckets import fits
-from tests.models.families.family import FAMILIES, minicpmv_item
-from tests.models.minicpmv.golden import PROMPTS, VERSIONS, directory, expectations, golden_prompt, picture, processor
+from tests.models.families.family import FAMILIES, Family, minicpmv_item
+from tests.models.minicpmv.golden import VERSIONS
 from tests.support.encoder_replay import eager
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.prompts import prompt_of, say
 
 
-@pytest.mark.parametrize(("version", "name"), PROMPTS)
-def test_golden_slices(version: str, name: str) -> None:
-    prompt, reference = golden_prompt(version, name), expectations(version, name)
-    slices = [frame for item in prompt.items for frame in item.frames]
-    sizes = [(frame.shape[0] // 14, frame.shape[1] // 14) for frame in slices]
-    np.testing.assert_array_equal(sizes, reference["tgt_sizes"])
-    groups = np.concatenate([item.arrays["group_sizes"] for item in prompt.items])
-    np.testing.assert_array_equal(groups, reference["group_sizes"])
-    times = np.concatenate([item.arrays["temporal_ids"] for item in prompt.items])
-    np.testing.assert_array_equal(times, reference.get("slice_temporal_ids", np.full(len(times), -1)))
-    assert sum(item.num_patches for item in prompt.items) == sum(rows * columns for rows, columns in sizes)
-    assert sum(item.num_sequences for item in prompt.items) == len(slices)
-    assert sum(item.num_embeds for item in prompt.items) == sum(run.length for run in prompt.placeholders)
-    if "pixel_u8" in reference:
-        patches = [
-            frame.reshape(rows, 14, columns, 14, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 588)
-            for frame, (rows, columns) in zip(slices, sizes, strict=True)
-        ]
-        np.testing.assert_array_equal(np.concatenate(patches), reference["pixel_u8"])
+def family(version: str) -> Family:
+    return FAMILIES[f"minicpmv_{version.replace('.', '_')}"]
+
+
+def directory(version: str) -> Path:
+    return family(version).directory
+
+
+def processor(version: str) -> MiniCPMVProcessor:
+    return family(version).processor
+
+
+def picture(version: str, name: str) -> Image.Image:
+    return Image.open(directory(version) / name)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
