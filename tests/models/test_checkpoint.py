@@ -206,15 +206,6 @@ def test_rules_must_fill_every_parameter(tmp_path: Path) -> None:
         load_parameters(net, tmp_path, rules, device=torch.device("cpu"), dtype=torch.float32)
 
 
-@pytest.mark.parametrize(
-    "config", [{"quantization_config": {"quant_method": "awq"}}, {"text_config": {"quantization_config": {"bits": 4}}}]
-)
-def test_quantised_checkpoints_are_refused(tmp_path: Path, config: dict[str, object]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="quantization_config"):
-        read_config(tmp_path)
-
-
 def test_adapters_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert read_config(tmp_path) == {}
