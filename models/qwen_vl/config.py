@@ -114,11 +114,7 @@ def config_of(
     # transformers before 5 wrote the field into text_config, where 5 still looks for it.
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
     require_text_fields(directory, text)
-    name, rope = mrope_section(text)
-    if rope.get("mrope_interleaved"):
-        # Qwen3-VL's field. transformers does not read it here, other servers do.
-        raise CheckpointError(f"config.json: {name}.mrope_interleaved is true, expected false")
-    check_tower(config.get("vision_config"))
+    mrope_section(text)
     try:
         vision = read_vision(section_of(config, "vision_config"))
         if vision.out_features != text["hidden_size"]:
@@ -135,24 +131,6 @@ def config_of(
         )
     except KeyError as error:
         raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
-
-
-def check_tower(vision: object) -> None:
-    """Raises CheckpointError if a vision_config has other rotary frequencies than the published models, or a second
-    number of heads, which transformers lets take precedence."""
-    if not isinstance(vision, dict):
-        return
-    rope = vision.get("rope_parameters")
-    for name, section in (("rope_parameters.rope_theta", rope), ("rope_theta", vision)):
-        theta = section.get("rope_theta", ROTARY_THETA) if isinstance(section, dict) else ROTARY_THETA
-        if theta != ROTARY_THETA:
-            raise CheckpointError(f"config.json: vision_config.{name} is {theta!r}, expected {ROTARY_THETA}")
-    heads = vision.get("num_heads")
-    if vision.get("num_attention_heads", heads) != heads:
-        raise CheckpointError(
-            f"config.json: vision_config.num_attention_heads is {vision['num_attention_heads']!r}, but num_heads is "
-            f"{heads!r}"
-        )
 
 
 def mrope_section(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

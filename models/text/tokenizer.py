@@ -53,9 +53,6 @@ class Tokenizer:
         added = published.get("added_tokens", [])
         _check_supported(published)
         self.special_ids: Mapping[str, int] = {token["content"]: token["id"] for token in added}
-        self._lstrip, self._rstrip = (
-            {token["content"] for token in added if token.get(flag)} for flag in ("lstrip", "rstrip")
-        )
         literals = sorted(map(re.escape, self.special_ids), key=len, reverse=True)
         self._literal = re.compile("|".join(literals)) if literals else re.compile(r"(?!)")
         self._silent = {token["id"] for token in added if token["special"] and token["content"] not in spoken}
@@ -83,13 +80,9 @@ class Tokenizer:
         ids: list[int] = []
         end = 0
         for match in self._literal.finditer(text):
-            before = text[end : match.start()]
-            before = before.rstrip() if match[0] in self._lstrip else before
-            ids += self.encode_plain(before.replace(escape, ""))
+            ids += self.encode_plain(text[end : match.start()].replace(escape, ""))
             ids.append(self.special_ids[match[0]])
             end = match.end()
-            while match[0] in self._rstrip and text[end : end + 1].isspace():
-                end += 1
         ids += self.encode_plain(text[end:].replace(escape, ""))
         return ids if ids[: len(self._opening)] == self._opening else [*self._opening, *ids]
 
@@ -168,8 +161,9 @@ def fast_tokenizer(published: Mapping[str, Any]) -> FastTokenizer:
 def _check_supported(published: dict[str, Any]) -> None:
     """Raises CheckpointError for what depends on the text around a piece, since pieces are encoded on their own."""
     for token in published.get("added_tokens", []):
-        if token.get("single_word"):
-            raise CheckpointError(f"tokenizer.json: single_word of added token {token['content']!r} is not supported")
+        for flag in ("single_word", "lstrip", "rstrip"):
+            if token.get(flag):
+                raise CheckpointError(f"tokenizer.json: {flag} of added token {token['content']!r} is not supported")
     before = published.get("pre_tokenizer") or {}
     if any(step.get("prepend_scheme") == "first" for step in (before, *before.get("pretokenizers", []))):
         raise CheckpointError("tokenizer.json: prepend_scheme 'first' of a Metaspace pre-tokenizer is not supported")

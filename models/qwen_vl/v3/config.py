@@ -17,7 +17,7 @@ from models.checkpoints.published import (
     token_id,
 )
 from models.interfaces.errors import CheckpointError
-from models.qwen_vl.config import ImageSettings, VisionConfig, check_tower, image_settings, mrope_section
+from models.qwen_vl.config import ImageSettings, VisionConfig, image_settings, mrope_section
 from models.qwen_vl.v3.videos import FrameRule
 
 _PICTURE_FILE, _VIDEO_FILE = "preprocessor_config.json", "video_preprocessor_config.json"
@@ -66,7 +66,6 @@ def config_of(directory: Path, config: Mapping[str, Any]) -> Qwen3VLConfig:
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings", False))
     require_text_fields(directory, text)
     _require_interleaved(text)
-    check_tower(config.get("vision_config"))
     try:
         _check_experts(text)
         tower = _tower(section_of(config, "vision_config"))
