@@ -83,15 +83,13 @@ class VoxCPM2:
             yield latent.T.reshape(-1, frames, channels)
 
     def prefill(self, inputs: Mapping[str, Tensor], batch: PagedBatch, bank: LoraBank | None = None) -> Tensor:
-        encoded = self.network.encode_patches(inputs["patches"].to(self.dtype))
         lm, residual = self.network.prompt_backbone(
             inputs["token_ids"],
             inputs["patch_index"],
-            self.network.project_encoded(encoded),
+            inputs["patches"].to(self.dtype),
             inputs["positions"],
             batch,
             lora_of(bank, inputs),
-            encoded,
         )
         last = inputs["last"]
         return torch.cat((lm.index_select(0, last), residual.index_select(0, last)), dim=-1)
