@@ -22,8 +22,7 @@ from models.layers.random import Noise
 from models.protocol import RESULT_FLAGS, State
 from models.voxcpm2.audio_vae import CodecDecoder
 from models.voxcpm2.network import FlowSolver, VoxCPM2Network
-from models.voxcpm2.patch import make_patch
-from models.voxcpm2.rows import step_inputs, with_prompt_vectors
+from models.voxcpm2.rows import make_patch, step_inputs, with_prompt_vectors
 from models.voxcpm2.vae_layers import Streams
 
 
