@@ -6,7 +6,6 @@ data, so pictures of any sizes share a call.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
-from models.interfaces.media import MediaItem, media_digest
+from models.interfaces.media import MediaItem, media_digest, runs_within
 from models.interfaces.rule import Rule, renamed
 from models.kimi_vl.config import KimiVLConfig, VisionConfig
 from models.kimi_vl.pictures import ImageSettings
@@ -73,7 +72,7 @@ class KimiVisionEncoder(nn.Module):
         self.register_buffer("frequencies", frequencies.repeat_interleave(2), persistent=False)
         self.register_buffer("axes", axes, persistent=False)
         self._most_patches = images.most_patches
-        self._interpolated: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
+        self._positions = lru_cache(maxsize=_CACHED_GRIDS)(self._interpolated)
 
     def default_buckets(self) -> list[Bucket]:
         budgets = [*_BUCKET_PATCHES]
@@ -122,27 +121,22 @@ class KimiVisionEncoder(nn.Module):
 
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
         """Splits between frames, each of which is a picture of its own."""
-        parts: list[list[int]] = []
-        patches = 0
-        for index, (rows, columns) in enumerate(_grids([item])):
-            patches += rows * columns
-            if not parts or patches > limit["patches"] or len(parts[-1]) == limit["sequences"]:
-                parts.append([])
-                patches = rows * columns
-            parts[-1].append(index)
-        return [item] if len(parts) == 1 else [self._part(item, frames) for frames in parts]
+        patches = item.arrays["grids"].prod(axis=1)
+        parts = runs_within(np.stack((patches, np.ones_like(patches)), axis=1), (limit["patches"], limit["sequences"]))
+        return [item] if len(parts) == 1 else [self._part(item, first, end) for first, end in parts]
 
-    def _part(self, item: MediaItem, indices: list[int]) -> MediaItem:
-        grids = item.arrays["grids"][indices]
-        patches = int(grids.prod(axis=1).sum())
+    def _part(self, item: MediaItem, first: int, end: int) -> MediaItem:
+        arrays = {name: array[first:end] for name, array in item.arrays.items()}
+        patches = int(arrays["grids"].prod(axis=1).sum())
+        source = item.digest + repr((first, end)).encode()
         return MediaItem(
             kind=item.kind,
-            frames=tuple(item.frames[index] for index in indices),
-            arrays={name: array[indices] for name, array in item.arrays.items()},
+            frames=item.frames[first:end],
+            arrays=arrays,
             num_patches=patches,
-            num_sequences=len(indices),
+            num_sequences=end - first,
             num_embeds=patches // self.config.merged_patches,
-            digest=media_digest(item.kind, (), {"grids": grids}, item.digest + repr(indices).encode()),
+            digest=media_digest(item.kind, (), {"grids": arrays["grids"]}, source),
         )
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
@@ -174,20 +168,14 @@ class KimiVisionEncoder(nn.Module):
             whole = F.pad(picture, (0, 0, 0, columns * size - wide, 0, rows * size - high))
             yield whole.view(rows, size, columns, size, 3).permute(0, 2, 4, 1, 3).reshape(rows * columns, -1)
 
-    def _positions(self, grid: tuple[int, int]) -> Tensor:
-        """The learned table, bicubically resized to the grid (no antialias): [rows * columns, hidden_size], cached."""
-        found = self._interpolated.get(grid)
-        if found is None:
-            table: Tensor = self.position_table
-            if tuple(table.shape[:2]) != grid:
-                channels_first = table.permute(2, 0, 1)[None].float()
-                scaled = F.interpolate(channels_first, size=grid, mode="bicubic", align_corners=False)
-                table = scaled[0].permute(1, 2, 0).to(table.dtype)
-            found = self._interpolated[grid] = table.reshape(-1, table.shape[-1])
-            if len(self._interpolated) > _CACHED_GRIDS:
-                self._interpolated.popitem(last=False)
-        self._interpolated.move_to_end(grid)
-        return found
+    def _interpolated(self, grid: tuple[int, int]) -> Tensor:
+        """The learned table, bicubically resized to the grid (no antialias): [rows * columns, hidden_size]."""
+        table: Tensor = self.position_table
+        if tuple(table.shape[:2]) != grid:
+            channels_first = table.permute(2, 0, 1)[None].float()
+            scaled = F.interpolate(channels_first, size=grid, mode="bicubic", align_corners=False)
+            table = scaled[0].permute(1, 2, 0).to(table.dtype)
+        return table.reshape(-1, table.shape[-1])
 
 
 def _grids(items: Sequence[MediaItem]) -> list[tuple[int, int]]:

@@ -10,14 +10,14 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
-from models.interfaces.media import MediaItem
+from models.interfaces.media import MediaItem, runs_within
 from models.layers.packed import byte_lookup, byte_values, raster_coordinates
 from models.layers.resample import resized
 from models.layers.upload import upload_frames
@@ -148,7 +148,7 @@ class MiniCPMVEncoder(SliceEncoder):
         sizes = item.arrays["group_sizes"]
         patches = cumulative([rows * columns for rows, columns in self.grids([item])])[cumulative(sizes)]
         groups = np.stack((np.diff(patches), sizes, np.ones_like(sizes)), axis=1)
-        parts = cut(groups, (limit["patches"], limit["sequences"], limit["groups"]))
+        parts = runs_within(groups, (limit["patches"], limit["sequences"], limit["groups"]))
         return [item] if len(parts) == 1 else [self._part(item, first, last) for first, last in parts]
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
@@ -241,13 +241,3 @@ def _slices_of(item: MediaItem, device: torch.device) -> Iterator[Tensor]:
     for (*size, _, _), cuts in groupby(item.arrays["cuts"].tolist(), lambda cut: (*cut[:2], *cut[4:])):
         (picture,) = resized(whole, *size)
         yield torch.stack([picture[top : top + high, left : left + wide] for _, _, top, left, high, wide in cuts])
-
-
-def cut(sizes: np.ndarray, limits: Sequence[int]) -> list[tuple[int, int]]:
-    """(first, end) of runs of entries, as long as the sums of their sizes [entries, kinds] stay within `limits`, but of
-    one entry at least."""
-    ends, borders = np.insert(np.cumsum(sizes, axis=0), 0, 0, axis=0), [0]
-    for entry in range(1, len(sizes)):
-        if (ends[entry + 1] - ends[borders[-1]] > limits).any():
-            borders.append(entry)
-    return list(pairwise([*borders, len(sizes)]))

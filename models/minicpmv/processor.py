@@ -88,8 +88,9 @@ class MiniCPMVProcessor(TextProcessor):
         return self._item("image", sliced, [1] * count, [NO_TIME] * count, source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
-        sample = sample_fused if self.config.fuses_frames else sample_unfused
-        return list(sample(metadata, fps, max_frames).indices)
+        if self.config.fuses_frames:
+            return sample_fused(metadata, fps, max_frames)[0]
+        return sample_unfused(metadata, fps, max_frames)
 
     def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameResizer:
         """Frames are not cut into slices."""

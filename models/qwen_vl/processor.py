@@ -18,7 +18,7 @@ from models.qwen_vl.items import grid_of, picture_item, vision_item
 from models.qwen_vl.pictures import DEFAULT_FPS, official_video_limits, sample_frames, smart_resize
 from models.qwen_vl.positions import frame_pair_seconds, mrope_positions, time_positions
 from models.text.chat_template import ChatTemplate
-from models.text.placeholders import check_length, expand, repeated
+from models.text.placeholders import repeated
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
 
@@ -75,14 +75,13 @@ class Qwen2VLProcessor(TextProcessor):
         """Repeats each placeholder for the embedding rows of its item, and computes M-RoPE positions."""
         ordered = [items[item] for _, item in chat.placeholders]
         media = [repeated(self._placeholders[item.kind], item.num_embeds) for item in ordered]
-        token_ids, placeholders = expand(chat, media)
-        check_length(token_ids, self.context_length)
-        runs = [(run.start, grid_of(items[run.item])) for run in placeholders]
+        prompt = self.plain_prompt(chat, media, items)
+        runs = [(run.start, grid_of(items[run.item])) for run in prompt.placeholders]
         positions, next_position = mrope_positions(
-            len(token_ids),
+            len(prompt.token_ids),
             runs,
             merge_size=self.config.vision.merge_size,
-            times=[items[run.item].arrays.get("time_positions") for run in placeholders],
+            times=[items[run.item].arrays.get("time_positions") for run in prompt.placeholders],
         )
         if next_position >= self.context_length:
             raise PromptTooLong(
@@ -90,7 +89,7 @@ class Qwen2VLProcessor(TextProcessor):
                 f"the videos are too long: their time reaches position {next_position} of a context of "
                 f"{self.context_length}",
             )
-        return Prompt(token_ids, positions, next_position, tuple(items), placeholders)
+        return replace(prompt, positions=positions, next_position=next_position)
 
     def _pair_seconds(self, video: VideoFrames, num_pairs: int) -> np.ndarray:
         """Start of each frame pair in seconds after the first one, [num_pairs]: the times that came with a list of

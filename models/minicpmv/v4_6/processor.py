@@ -30,7 +30,7 @@ from models.minicpmv.tokens import PictureTokens
 from models.minicpmv.v4_6.config import MODES, MiniCPMV46Config, load_config
 from models.minicpmv.v4_6.positions import Frame, canvas_positions
 from models.text.chat_template import THINKING, ChatTemplate, escaped_reasoning, template_role
-from models.text.placeholders import MediaTokens, check_length, expand, join, repeated
+from models.text.placeholders import MediaTokens, join, repeated
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
 from models.text.tools import Escape, Turn, escaped_calls
@@ -160,13 +160,11 @@ class MiniCPMV46Processor(TextProcessor):
                 parts.append(one)
             media.append(join(parts))
             grown += len(media[-1].token_ids) - 1
-        token_ids, placeholders = expand(chat, media)
-        check_length(token_ids, self.context_length)
+        prompt = self.plain_prompt(chat, media, items)
         if not self.config.canvas:
-            positions = np.arange(len(token_ids), dtype=np.int32)[None].repeat(3, axis=0)
-            return Prompt(token_ids, positions, len(token_ids), tuple(items), placeholders)
-        positions, following = canvas_positions(token_ids, frames, self._tokens.structural)
-        return Prompt(token_ids, positions, following, tuple(items), placeholders)
+            return replace(prompt, positions=prompt.positions.repeat(3, axis=0))
+        positions, following = canvas_positions(prompt.token_ids, frames, self._tokens.structural)
+        return replace(prompt, positions=positions, next_position=following)
 
     def frame(self, item: MediaItem) -> Frame:
         """The layout that all frames of an item have."""

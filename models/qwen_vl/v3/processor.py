@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from models.qwen_vl.positions import mrope_positions
 from models.qwen_vl.v3.config import Qwen3VLConfig, load_config
 from models.qwen_vl.v3.videos import pair_tenths, sample_frames, time_text, video_size
 from models.text.chat_template import THINKING, ChatTemplate
-from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated
+from models.text.placeholders import MediaTokens, join, plain, repeated
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
 from models.text.tools import Turn
@@ -82,12 +83,11 @@ class Qwen3VLProcessor(TextProcessor):
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """A picture's placeholder is repeated for its rows; a video becomes its frame pairs, each with its time before
         it and positions like a picture's."""
-        token_ids, placeholders = expand(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders])
-        check_length(token_ids, self.context_length)
-        runs = [(run.start, (1, *grid_of(items[run.item])[1:])) for run in placeholders]
+        prompt = self.plain_prompt(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders], items)
+        runs = [(run.start, (1, *grid_of(items[run.item])[1:])) for run in prompt.placeholders]
         merge_size = self.config.tower.vision.merge_size
-        positions, next_position = mrope_positions(len(token_ids), runs, merge_size=merge_size)
-        return Prompt(token_ids, positions, next_position, tuple(items), placeholders)
+        positions, next_position = mrope_positions(len(prompt.token_ids), runs, merge_size=merge_size)
+        return replace(prompt, positions=positions, next_position=next_position)
 
     def _media_tokens(self, item: MediaItem) -> MediaTokens:
         placeholder = self._placeholders[item.kind]
