@@ -190,7 +190,7 @@ def buckets(length: int, side: int) -> np.ndarray:
     not write to the array."""
     with torch.device("cpu"):
         edges = torch.arange(1 / side, 1.0, 1 / side)
-        coordinates = torch.arange(0, 1 - 1e-6, 1 / torch.tensor(length))
+        coordinates = torch.arange(0, 1 - 1e-6, float(1 / np.float32(length)))
         return torch.bucketize(coordinates, edges, out_int32=True, right=True).numpy()
 
 

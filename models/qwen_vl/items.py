@@ -38,8 +38,10 @@ def picture_item(
     """A picture, resized to multiples of vision.factor pixels: within the checkpoint's limits, and with detail "low" at
     most 512 x 512 pixels. Raises InputError for one more oblong than 200:1. settings, source: as of vision_item."""
     max_pixels = min(images.max_pixels, _LOW_DETAIL_PIXELS) if detail == "low" else images.max_pixels
-    bounds = {"min_pixels": min(images.min_pixels, max_pixels), "max_pixels": max_pixels}
-    height, width = smart_resize(picture.height, picture.width, factor=vision.factor, **bounds)
+    min_pixels = min(images.min_pixels, max_pixels)
+    height, width = smart_resize(
+        picture.height, picture.width, factor=vision.factor, min_pixels=min_pixels, max_pixels=max_pixels
+    )
     frame = resized_or_left(picture, width, height)
     return vision_item("image", (frame,), (height, width), vision, settings, source=source)
 

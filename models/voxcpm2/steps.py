@@ -132,9 +132,9 @@ class Tail:
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         slots, lora = buffers["slots"], lora_of(self.bank, buffers, in_order=True)
-        vectors = self.state["conditioning"].index_select(0, slots).chunk(2, dim=-1)
+        lm, residual = self.state["conditioning"].index_select(0, slots).chunk(2, dim=-1)
         noise = self.noise(self.state["seed"].index_select(0, slots), self.state["step"].index_select(0, slots))
-        return {"results": make_patch(slots, self.network, self.solver, self.state, noise, *vectors, lora)}
+        return {"results": make_patch(slots, self.network, self.solver, self.state, noise, lm, residual, lora)}
 
 
 @dataclass(frozen=True, eq=False)
