@@ -239,14 +239,6 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, name: str) -> None:
             FAMILIES[name].loaded(directory)
 
 
-@pytest.mark.parametrize("family", families("qwen3_vl", "qwen3_vl_moe"))
-def test_rules_name_the_tensors_of_the_files_and_no_other(family: Family) -> None:
-    config = load_config(family.directory)
-    rules = [*vision_rules(config.tower), *decoder_rules(decoder_config(config), published=LANGUAGE)]
-    found = {name: tuple(value.shape) for name, value in tensors_of(family.directory).items()}
-    assert published_shapes(family.model, rules) == found
-
-
 @pytest.mark.parametrize("family", families(*QWEN, "kimi_vl", "minicpmv_4_5"))
 def test_random_weights_need_no_tensor_file(tmp_path: Path, family: Family) -> None:
     directory = copy_of(family, tmp_path / "random")

@@ -105,22 +105,6 @@ def bound(limit: int) -> int:
     return ImageSettings(PATCH, limit, (0.5,) * 3, (0.5,) * 3).most_patches
 
 
-@pytest.mark.parametrize(
-    ("size", "detail", "whole", "fitted"),
-    [((477, 434), "auto", 34 * 31, (32, 34)), ((253, 210), "low", 18 * 15, (16, 18))],
-)
-def test_the_limit_is_in_tokens_and_exact(
-    tmp_path: Path, size: tuple[int, int], detail: str, whole: int, fitted: tuple[int, int]
-) -> None:
-    """A few patches over in_token_limit, or over its quarter, and the picture is shrunk by the published rule: it
-    would have two columns more if it were not."""
-    limit = 1024 if detail == "auto" else 256
-    width, height = size
-    assert limit < whole == (width // PATCH) * (height // PATCH) < limit + 32
-    item = of(tmp_path, limit=1024).image(blank(width, height), detail=detail)
-    assert item.arrays["grids"].tolist() == [list(fitted)]
-
-
 def test_padding_is_black_and_right_and_below() -> None:
     patches = FAMILIES["kimi_vl"].model.encoder.plan([processor().image(blank(30, 20))]).tensors["pixels"][0]
     pixels = patches.view(2, 4, 3, PATCH, PATCH).permute(0, 3, 1, 4, 2).reshape(28, 56, 3)
