@@ -42,17 +42,14 @@ def tokenizer_of_vocabulary(directory: Path) -> dict[str, Any]:
     vocabulary = read_json(directory, VOCAB)
     if not all(type(token_id) is int and token_id >= 0 for token_id in vocabulary.values()):
         raise CheckpointError(f"{directory}: {VOCAB} must give an id of at least 0 for every token")
-    prefix, merges = bool(config.get("add_prefix_space")), _merges(directory, vocabulary)
-    return {**byte_pairs(_QWEN2_PATTERN, vocabulary, merges, prefix=prefix), "normalizer": {"type": "NFC"}}
+    merges = _merges(directory, vocabulary)
+    return {**byte_pairs(_QWEN2_PATTERN, vocabulary, merges), "normalizer": {"type": "NFC"}}
 
 
-def byte_pairs(
-    pattern: str, vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], *, prefix: bool = False
-) -> dict[str, Any]:
-    """The tokenizer.json of a byte-level BPE. pattern: of the pieces that text is split into first. prefix: a text
-    without a blank in front gets one."""
+def byte_pairs(pattern: str, vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The tokenizer.json of a byte-level BPE. pattern: of the pieces that text is split into first."""
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": False, "use_regex": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {
         "version": "1.0",
         "added_tokens": [],

@@ -65,7 +65,9 @@ def config_of(directory: Path, config: Mapping[str, Any]) -> Qwen3VLConfig:
     # The field inside text_config is a class default, unrelated to the published models.
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings", False))
     require_text_fields(directory, text)
-    _require_interleaved(text)
+    name, rope = mrope_section(text)
+    # With contiguous sections the decoder would give wrong answers.
+    require_fields(f"config.json: {name}.", rope, {"mrope_interleaved": True}, needed=True)
     try:
         _check_experts(text)
         tower = _tower(section_of(config, "vision_config"))
@@ -88,15 +90,6 @@ def config_of(directory: Path, config: Mapping[str, Any]) -> Qwen3VLConfig:
         )
     except KeyError as error:
         raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
-
-
-def _require_interleaved(text: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for contiguous sections, or none, with which the decoder would give wrong answers."""
-    name, rope = mrope_section(text)
-    if rope.get("mrope_interleaved") is not True:
-        raise CheckpointError(
-            f"config.json: {name}.mrope_interleaved is {rope.get('mrope_interleaved')!r}, expected true"
-        )
 
 
 def _check_experts(text: dict[str, Any]) -> None:
