@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -73,16 +72,6 @@ def source_digest(data: bytes) -> bytes:
     """The `source` of a picture that is decoded from `data`. BLAKE2b: SHA-256 takes twice as long on processors without
     instructions for it."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
-
-
-def runs_within(sizes: np.ndarray, limits: Sequence[int]) -> list[tuple[int, int]]:
-    """(first, end) of runs of entries, as long as the sums of their sizes [entries, kinds] stay within `limits`, but of
-    one entry at least."""
-    ends, borders = np.insert(np.cumsum(sizes, axis=0), 0, 0, axis=0), [0]
-    for entry in range(1, len(sizes)):
-        if (ends[entry + 1] - ends[borders[-1]] > limits).any():
-            borders.append(entry)
-    return list(pairwise([*borders, len(sizes)]))
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
-from models.interfaces.media import MediaItem, media_digest, runs_within
+from models.interfaces.media import MediaItem, media_digest
 from models.interfaces.rule import Rule, renamed
 from models.kimi_vl.config import KimiVLConfig, VisionConfig
 from models.kimi_vl.pictures import ImageSettings
 from models.layers.dense_segments import bounds, dense_buckets
 from models.layers.mla import half_split_rows
 from models.layers.mlp import Merger
-from models.layers.packed import byte_lookup, byte_values, layer_norm, raster_coordinates, widen_inputs
+from models.layers.packed import byte_lookup, byte_values, layer_norm, raster_coordinates, runs_within, widen_inputs
 from models.layers.resample import resized
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower

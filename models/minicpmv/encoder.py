@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
-from models.interfaces.media import MediaItem, runs_within
-from models.layers.packed import byte_lookup, byte_values, raster_coordinates
+from models.interfaces.media import MediaItem
+from models.layers.packed import byte_lookup, byte_values, raster_coordinates, runs_within
 from models.layers.resample import resized
 from models.layers.upload import upload_frames
 from models.minicpmv.config import MiniCPMVConfig, VisionConfig

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
-from models.interfaces.media import MediaItem, runs_within
+from models.interfaces.media import MediaItem
 from models.interfaces.rule import Rule, qkv_rules, renamed
 from models.layers.mlp import Merger
-from models.layers.packed import WINDOW, layer_norm, window_attention
+from models.layers.packed import WINDOW, layer_norm, runs_within, window_attention
 from models.layers.tower import run_tower
 from models.minicpmv.encoder import SLICES, SliceEncoder, cumulative, in_squares, part_of, patch_rows
 from models.minicpmv.tower import tower_rules

@@ -26,7 +26,8 @@ def load_model(source: Source) -> VisionChatModel[Qwen3VLEncoder, CausalDecoder]
     config = load_config(source.directory)
     decoder = with_the_files_head(decoder_config(config), source)
     layout: ExpertLayout = "apart" if experts_apart(source, f"{LANGUAGE}layers.") else "published"
-    if (experts := decoder.block.experts) and decoder.block.hidden_size / experts.intermediate_size in (1, 2):
+    experts, stored = decoder.block.experts, source.load_format == "published" and layout == "published"
+    if stored and experts is not None and decoder.block.hidden_size / experts.intermediate_size in (1, 2):
         # Their shape would not tell published files, whose matrices are transposed, from those of transformers 5.
         raise CheckpointError("config.json: text_config.moe_intermediate_size makes square matrices, not supported")
     return load_chat_model(

@@ -429,7 +429,7 @@ def test_sizes_that_no_tensors_shape_contradicts_are_refused(tmp_path: Path) -> 
         directory = copy_checkpoint(FAMILIES[name].directory, tmp_path / f"{name} {message}")
         change(directory, CONFIG, fields, section)
         with pytest.raises(CheckpointError, match=message):
-            FAMILIES[name].loaded(directory, "random")
+            FAMILIES[name].loaded(directory)
 
 
 def test_a_width_that_is_not_the_files_is_refused(tmp_path: Path) -> None:
