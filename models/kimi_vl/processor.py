@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from models.checkpoints.published import id_list, published_name, read_optional_json
-from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.errors import CheckpointError
 from models.interfaces.media import (
     ChatMessage,
     MediaItem,
@@ -104,13 +104,7 @@ class KimiVLProcessor(TextProcessor):
 
     def video(self, video: VideoFrames) -> MediaItem:
         frames, to = video.resized(self.frame_resizer)
-        item = self._item("video", frames, (to.height, to.width))
-        if item.num_embeds > self.context_length:
-            raise InputError(
-                "video_url",
-                f"{item.num_sequences} frames take {item.num_embeds} positions; the context has {self.context_length}",
-            )
-        return item
+        return self._item("video", frames, (to.height, to.width))
 
     def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
         """A video is one image for the template; expand_placeholders turns it into frames."""

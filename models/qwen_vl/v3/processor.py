@@ -105,17 +105,12 @@ class Qwen3VLProcessor(TextProcessor):
 
     def _bare_videos(self, token_ids: Sequence[int]) -> list[int]:
         """Removes the markers that the template puts around a whole video, since each frame pair gets its own."""
-        start, end = self.config.vision_start_token_id, self.config.vision_end_token_id
-        around = (start, self.config.video_token_id, end)
-        bare: list[int] = []
-        index = 0
-        while index < len(token_ids):
-            if tuple(token_ids[index : index + 3]) == around:
-                bare.append(self.config.video_token_id)
-                index += 3
-            else:
-                bare.append(token_ids[index])
-                index += 1
+        config, bare = self.config, list(token_ids)
+        around = [config.vision_start_token_id, config.video_token_id, config.vision_end_token_id]
+        places = [index for index, token in enumerate(bare) if token == config.video_token_id]
+        for index in reversed(places):
+            if bare[index - 1 : index + 2] == around:
+                del bare[index + 1], bare[index - 1]
         return bare
 
 

@@ -164,14 +164,6 @@ def test_a_video_is_its_frames_as_pictures() -> None:
         assert np.array_equal(frame, picture.frames[0])
 
 
-def test_a_video_over_the_context_is_refused(tmp_path: Path) -> None:
-    owner = of(tmp_path, text={"max_position_embeddings": 11})
-    frames = (np.zeros((28, 56, 3), np.uint8),) * 6
-    with pytest.raises(InputError, match="6 frames take 12 positions; the context has 11") as refused:
-        owner.video(VideoFrames(frames, tuple(range(6)), (0.0,) * 6, clip(6)))
-    assert refused.value.field == "video_url"
-
-
 def test_answers_end_at_the_end_of_a_turn(tmp_path: Path) -> None:
     """config.json knows only [EOS]; generation_config.json may add ids."""
     special = processor().tokenizer.special_ids
