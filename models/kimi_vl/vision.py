@@ -6,6 +6,7 @@ data, so pictures of any sizes share a call.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
@@ -72,7 +73,7 @@ class KimiVisionEncoder(nn.Module):
         self.register_buffer("frequencies", frequencies.repeat_interleave(2), persistent=False)
         self.register_buffer("axes", axes, persistent=False)
         self._most_patches = images.most_patches
-        self._positions = lru_cache(maxsize=_CACHED_GRIDS)(self._interpolated)
+        self._interpolated: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
 
     def default_buckets(self) -> list[Bucket]:
         budgets = [*_BUCKET_PATCHES]
@@ -168,14 +169,20 @@ class KimiVisionEncoder(nn.Module):
             whole = F.pad(picture, (0, 0, 0, columns * size - wide, 0, rows * size - high))
             yield whole.view(rows, size, columns, size, 3).permute(0, 2, 4, 1, 3).reshape(rows * columns, -1)
 
-    def _interpolated(self, grid: tuple[int, int]) -> Tensor:
-        """The learned table, bicubically resized to the grid (no antialias): [rows * columns, hidden_size]."""
-        table: Tensor = self.position_table
-        if tuple(table.shape[:2]) != grid:
-            channels_first = table.permute(2, 0, 1)[None].float()
-            scaled = F.interpolate(channels_first, size=grid, mode="bicubic", align_corners=False)
-            table = scaled[0].permute(1, 2, 0).to(table.dtype)
-        return table.reshape(-1, table.shape[-1])
+    def _positions(self, grid: tuple[int, int]) -> Tensor:
+        """The learned table, bicubically resized to the grid (no antialias): [rows * columns, hidden_size], cached."""
+        found = self._interpolated.get(grid)
+        if found is None:
+            table: Tensor = self.position_table
+            if tuple(table.shape[:2]) != grid:
+                channels_first = table.permute(2, 0, 1)[None].float()
+                scaled = F.interpolate(channels_first, size=grid, mode="bicubic", align_corners=False)
+                table = scaled[0].permute(1, 2, 0).to(table.dtype)
+            found = self._interpolated[grid] = table.reshape(-1, table.shape[-1])
+            if len(self._interpolated) > _CACHED_GRIDS:
+                self._interpolated.popitem(last=False)
+        self._interpolated.move_to_end(grid)
+        return found
 
 
 def _grids(items: Sequence[MediaItem]) -> list[tuple[int, int]]:
