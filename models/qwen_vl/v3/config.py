@@ -70,12 +70,9 @@ def config_of(directory: Path, config: Mapping[str, Any]) -> Qwen3VLConfig:
     require_fields(f"config.json: {name}.", rope, {"mrope_interleaved": True}, needed=True)
     try:
         _check_experts(text)
-        tower = _tower(section_of(config, "vision_config"))
-        if tower.vision.out_features != text["hidden_size"]:
-            raise CheckpointError(
-                f"config.json: vision_config.out_hidden_size is {tower.vision.out_features}, expected the language "
-                f"model's {text['hidden_size']}"
-            )
+        vision, width = section_of(config, "vision_config"), {"out_hidden_size": text["hidden_size"]}
+        require_fields("config.json: vision_config.", vision, width, said="expected the language model's hidden_size")
+        tower = _tower(vision)
         images = image_settings(directory, _PICTURE_FILE, "image_processor", tower.vision)
         return Qwen3VLConfig(
             text=text,
