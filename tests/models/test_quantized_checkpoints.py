@@ -19,7 +19,7 @@ from models.checkpoints.quantized import QuantizedTensors
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.errors import CheckpointError
 from models.layers.kernels import gemm
-from models.layers.quantized import COLUMNS, E4M3, Codes, QuantizedLinear, QuantizedWeight, packed, unpacked
+from models.layers.quantized import COLUMNS, E4M3, Codes, QuantizedLinear, QuantizedWeight
 from service.hub import EMBEDDED
 from tests.support.chat_golden import generate, golden_prompt, largest_difference, rounding_error
 from tests.support.golden import GOLDEN, copy_checkpoint, inputs, is_chat, prompts, read_json
@@ -228,14 +228,6 @@ def test_damaged_values_are_named(tmp_path: Path) -> None:
         weight = key.rpartition(".")[0].replace(".", r"\.")
         with pytest.raises(CheckpointError, match=f"(NaN or infinite values in|unexpected) tensors: {weight}"):
             resolve(family_of(directory).model)(directory, CPU, torch.float32)
-
-
-def test_units_of_four_codes_are_undone() -> None:
-    codes = torch.randint(16, (3, 2, 256), dtype=torch.uint8)
-    units = packed(codes)
-    assert torch.equal(unpacked(units), codes)
-    unit = int(units[1, 0, 32 + 5]) & 0xFFFF
-    assert [unit >> 4 * part & 15 for part in range(4)] == [int(codes[1, 0, 128 + 32 * part + 5]) for part in range(4)]
 
 
 QUICK_CHAT = ("qwen2_vl", "qwen3_vl_moe")
