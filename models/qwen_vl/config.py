@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from models.layers.rope_field import rope_field
 ROTARY_THETA = 10_000.0
 """Base of the vision towers' rotary frequencies."""
 _STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3, "rescale_factor": 1 / 255}
-"""Fields of preprocessor files that are the same in all published files; resample 3 is bicubic."""
+"""The steps of the published preprocessing: bicubic resizing, bytes scaled by 1 / 255, normalisation."""
 
 
 @dataclass(frozen=True)
@@ -171,36 +170,20 @@ def tower_config(
     )
 
 
-def preprocessor_settings(directory: Path, file: str, section: str, vision: VisionConfig) -> tuple[str, dict[str, Any]]:
-    """models.checkpoints.published.preprocessor_fields of a file that must exist.
-
-    Raises CheckpointError if its patch sizes differ from those of config.json, or if it asks for other steps than the
-    published ones: bicubic resizing, bytes scaled by 1 / 255, normalisation.
-    """
-    where, settings = preprocessor_fields(directory, section, file)
-    if not settings:
-        raise CheckpointError(f"{directory}: {file} is missing or empty")
-    expected = {
-        "patch_size": vision.patch_size,
-        "temporal_patch_size": vision.temporal_patch_size,
-        "merge_size": vision.merge_size,
-    }
-    require_fields(f"{where}: ", settings, expected, said="config.json says")
-    for name, published in _STEPS.items():
-        asked = settings.get(name, published)
-        if not isinstance(asked, int | float) or not math.isclose(asked, published):
-            raise CheckpointError(f"{where}: {name} is {asked!r}, expected {published!r}")
-    return where, settings
-
-
 def image_settings(directory: Path, file: str, section: str, vision: VisionConfig) -> ImageSettings:
-    """Settings of pictures or videos. Raises CheckpointError if the limits are missing: the defaults of other libraries
-    are not those of the published models.
+    """Settings of pictures or videos. Raises CheckpointError for other patch sizes than those of config.json, for other
+    steps than the published ones, and for limits that are missing: the defaults of other libraries are not those of the
+    published models.
 
     The numbers in `size` are pixels, although they are called edges. For pictures min_pixels and max_pixels take
     precedence over `size`, as in transformers, whose video processor ignores them.
     """
-    where, settings = preprocessor_settings(directory, file, section, vision)
+    where, settings = preprocessor_fields(directory, section, file)
+    if not settings:
+        raise CheckpointError(f"{directory}: {file} is missing or empty")
+    sizes = {"patch_size": vision.patch_size, "temporal_patch_size": vision.temporal_patch_size}
+    require_fields(f"{where}: ", settings, {**sizes, "merge_size": vision.merge_size}, said="config.json says")
+    require_fields(f"{where}: ", settings, _STEPS)
     named = settings if section == "image_processor" else {}
     size = {name: value for name, value in (settings.get("size") or {}).items() if value is not None}
     try:
