@@ -121,7 +121,7 @@ _CONFIG = {
     # MiniCPM-V.
     **_fields(_COUNT, "query_num image_size"),
     **_fields(_or_null(_COUNT), "max_slice_nums scale_resolution"),
-    **_fields(_or_null(_SWITCH), "drop_vision_last_layer slice_mode use_image_id"),
+    **_fields(_or_null(_SWITCH), "slice_mode use_image_id"),
     **_fields(_or_null(_INDEX), "insert_layer_id"),
     **_fields(_or_null(_TEXT), "downsample_mode"),
     # Kimi-VL.
@@ -152,7 +152,7 @@ _PREPROCESSOR = {
     **_fields(_or_null(_SWITCH), "slice_mode use_image_id"),
     **_fields(_or_null(_TEXT), "downsample_mode"),
     **_fields(_or_null(_POSITIVE), "fps"),
-    **_fields(_or_null(_COUNT), "min_frames max_frames num_frames max_num_frames max_video_tokens"),
+    **_fields(_or_null(_COUNT), "min_frames max_frames num_frames max_num_frames"),
     **_fields(_or_null(_SWITCH), "cap_pixels_per_frame"),
     **_fields(_or_null(_NUMBERS), "image_mean norm_mean"),
     **_fields(_or_null(_POSITIVES), "image_std norm_std"),

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from models.checkpoints.published import id_list, published_name, read_optional_json
-from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.errors import CheckpointError
 from models.interfaces.media import (
     ChatMessage,
     MediaItem,
@@ -29,29 +29,12 @@ from models.interfaces.media import (
 from models.interfaces.resizing import FrameResizer, resized_or_left
 from models.kimi_vl.config import KimiVLConfig, load_config
 from models.kimi_vl.pictures import ImageSettings, checked_size, fitted_size, load_image_settings
-from models.kimi_vl.tokenizer import KimiTokenizer, load_tokenizer
+from models.kimi_vl.tokenizer import load_tokenizer
 from models.text.chat_template import ChatTemplate, load_chat_template, template_turn
 from models.text.placeholders import MediaTokens, join, plain, repeated
 from models.text.processor import TextProcessor
+from models.text.tokenizer import Tokenizer
 from models.text.tools import Escape, Turn
-
-PUBLISHED_TEMPLATE = (
-    "{%- for message in messages -%}"
-    "{%- if loop.first and message['role'] != 'system' -%}"
-    "<|im_system|>system<|im_middle|>You are a helpful assistant<|im_end|>"
-    "{%- endif -%}"
-    "<|im_{{ message['role'] }}|>{{ message['role'] }}<|im_middle|>"
-    "{%- if message['content'] is string -%}{{ message['content'] }}{%- else -%}"
-    "{%- for part in message['content'] -%}"
-    "{%- if part['type'] == 'image' -%}<|media_start|>image<|media_content|><|media_pad|><|media_end|>"
-    "{%- else -%}{{ part['text'] }}{%- endif -%}"
-    "{%- endfor -%}"
-    "{%- endif -%}"
-    "<|im_end|>"
-    "{%- endfor -%}"
-    "<|im_assistant|>assistant<|im_middle|>"
-)
-"""Renders like the published templates, for checkpoints without a template."""
 
 _TEMPERATURES = (("thinking-2506", 0.8), ("thinking", 0.6), ("instruct", 0.2))
 """The makers' recommendations (model cards), by a part of the checkpoint's name; the first match counts."""
@@ -75,14 +58,14 @@ class KimiVLProcessor(TextProcessor):
     def __init__(
         self,
         config: KimiVLConfig,
-        tokenizer: KimiTokenizer,
+        tokenizer: Tokenizer,
         template: ChatTemplate,
         images: ImageSettings,
         generation: Mapping[str, Any],
         recommended: Mapping[str, float] | None = None,
     ) -> None:
         """recommended: sampling for a generation_config.json that names none."""
-        # Reserved ids can be generated, since the published code bars none of them; they have no text.
+        # Reserved ids between named ones can be generated, as by the published code; they have no text.
         super().__init__(asdict(config.text), tokenizer, template, generation, _STOP_TOKENS, recommended)
         self.stop_token_ids |= frozenset(id_list(config.text.eos_token_id))
         self.config = config
@@ -121,13 +104,7 @@ class KimiVLProcessor(TextProcessor):
 
     def video(self, video: VideoFrames) -> MediaItem:
         frames, to = video.resized(self.frame_resizer)
-        item = self._item("video", frames, (to.height, to.width))
-        if item.num_embeds > self.context_length:
-            raise InputError(
-                "video_url",
-                f"{item.num_sequences} frames take {item.num_embeds} positions; the context has {self.context_length}",
-            )
-        return item
+        return self._item("video", frames, (to.height, to.width))
 
     def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
         """A video is one image for the template; expand_placeholders turns it into frames."""
@@ -178,13 +155,8 @@ def load_processor(directory: Path) -> KimiVLProcessor:
             f"{directory}: config.json: media_placeholder_token_id {config.media_placeholder_token_id!r} is no "
             "special token of tokenizer_config.json"
         )
-    if tokenizer.vocab_size > config.text.vocab_size:
-        raise CheckpointError(
-            f"{directory}: the tokenizer has {tokenizer.vocab_size} ids, text_config.vocab_size is "
-            f"{config.text.vocab_size}"
-        )
     generation = read_optional_json(directory, "generation_config.json")
-    template = load_chat_template(directory, PUBLISHED_TEMPLATE)
+    template = load_chat_template(directory)
     images, recommended = load_image_settings(directory, config.vision), _recommended_sampling(directory)
     return KimiVLProcessor(config, tokenizer, template, images, generation, recommended)
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from typing import Any
 
 from models.checkpoints.published import read_json
 from models.interfaces.errors import CheckpointError
-from models.text.tokenizer import PromptTokenizer, byte_alphabet
+from models.text.tokenizer import Tokenizer, byte_alphabet
+from models.text.vocabulary_files import byte_pairs
 
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
@@ -34,29 +33,9 @@ SPLIT_PATTERN = "|".join(
 )
 RESERVED_TOKENS = 256
 """Number of special ids after the ranks, named or not."""
-_LONGEST_RUN = 25_000
-"""Longest run of characters that are all blank or all not blank. Longer runs are cut, as in the published tokenizer."""
 
 
-class KimiTokenizer(PromptTokenizer):
-    """Cuts long pieces of text before the library encodes them. special_ids: the named ones of the reserved ids."""
-
-    def __init__(self, ranks: Sequence[bytes], special_ids: Mapping[str, int]) -> None:
-        super().__init__(special_ids)
-        self.ranks = ranks
-        self.vocab_size = len(ranks) + RESERVED_TOKENS
-        self._bpe = _byte_pair_encoder(ranks)
-
-    def decode(self, token_ids: Sequence[int]) -> bytes:
-        return b"".join(self.ranks[token] for token in token_ids if token < len(self.ranks))
-
-    def _encoded(self, text: str) -> list[int]:
-        # Of this library's calls, only those for batches release the interpreter lock.
-        encodings = self._bpe.encode_batch_fast(list(_pieces(text)), add_special_tokens=False)
-        return [token for encoding in encodings for token in encoding.ids]
-
-
-def load_tokenizer(directory: Path) -> KimiTokenizer:
+def load_tokenizer(directory: Path) -> Tokenizer:
     """Reads tiktoken.model (base64 token, rank) and the names of special ids in tokenizer_config.json."""
     ranks: list[bytes] = []
     try:
@@ -77,10 +56,11 @@ def load_tokenizer(directory: Path) -> KimiTokenizer:
     outside = [name for name, number in special.items() if not len(ranks) <= number < len(ranks) + RESERVED_TOKENS]
     if outside:
         raise CheckpointError(f"{directory}: tokenizer_config.json: special tokens {outside} outside the reserved ids")
-    return KimiTokenizer(ranks, special)
+    tokens = [{"id": number, "content": name, "special": True} for name, number in special.items()]
+    return Tokenizer({**_tokenizer_json(ranks), "added_tokens": tokens})
 
 
-def _byte_pair_encoder(ranks: Sequence[bytes]) -> Tokenizer:
+def _tokenizer_json(ranks: list[bytes]) -> dict[str, Any]:
     alphabet = byte_alphabet()
     spelled = ["".join(alphabet[value] for value in token) for token in ranks]
     vocabulary = {token: rank for rank, token in enumerate(spelled)}
@@ -90,25 +70,6 @@ def _byte_pair_encoder(ranks: Sequence[bytes]) -> Tokenizer:
         for cut in range(1, len(token))
         if token[:cut] in vocabulary and token[cut:] in vocabulary
     ]
-    encoder = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
-    encoder.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    return encoder
-
-
-def _pieces(text: str) -> list[str]:
-    """The parts of `text`, cut where a run of blanks or of non-blanks exceeds the longest run."""
-    pieces, start, run, blank = [], 0, 0, False
-    if len(text) <= _LONGEST_RUN:
-        return [text] if text else []
-    for index, character in enumerate(text):
-        run = run + 1 if character.isspace() == blank else 1
-        blank = character.isspace()
-        if run > _LONGEST_RUN:
-            pieces.append(text[start:index])
-            start, run = index, 1
-    return [*pieces, text[start:]]
+    published = byte_pairs(SPLIT_PATTERN, vocabulary, merges)
+    published["model"]["ignore_merges"] = True
+    return published

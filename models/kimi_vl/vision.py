@@ -23,7 +23,7 @@ from models.kimi_vl.pictures import ImageSettings
 from models.layers.dense_segments import bounds, dense_buckets
 from models.layers.mla import half_split_rows
 from models.layers.mlp import Merger
-from models.layers.packed import byte_lookup, byte_values, layer_norm, raster_coordinates, widen_inputs
+from models.layers.packed import byte_lookup, byte_values, layer_norm, raster_coordinates, runs_within, widen_inputs
 from models.layers.resample import resized
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
@@ -122,27 +122,22 @@ class KimiVisionEncoder(nn.Module):
 
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
         """Splits between frames, each of which is a picture of its own."""
-        parts: list[list[int]] = []
-        patches = 0
-        for index, (rows, columns) in enumerate(_grids([item])):
-            patches += rows * columns
-            if not parts or patches > limit["patches"] or len(parts[-1]) == limit["sequences"]:
-                parts.append([])
-                patches = rows * columns
-            parts[-1].append(index)
-        return [item] if len(parts) == 1 else [self._part(item, frames) for frames in parts]
+        patches = item.arrays["grids"].prod(axis=1)
+        parts = runs_within(np.stack((patches, np.ones_like(patches)), axis=1), (limit["patches"], limit["sequences"]))
+        return [item] if len(parts) == 1 else [self._part(item, first, end) for first, end in parts]
 
-    def _part(self, item: MediaItem, indices: list[int]) -> MediaItem:
-        grids = item.arrays["grids"][indices]
-        patches = int(grids.prod(axis=1).sum())
+    def _part(self, item: MediaItem, first: int, end: int) -> MediaItem:
+        arrays = {name: array[first:end] for name, array in item.arrays.items()}
+        patches = int(arrays["grids"].prod(axis=1).sum())
+        source = item.digest + repr((first, end)).encode()
         return MediaItem(
             kind=item.kind,
-            frames=tuple(item.frames[index] for index in indices),
-            arrays={name: array[indices] for name, array in item.arrays.items()},
+            frames=item.frames[first:end],
+            arrays=arrays,
             num_patches=patches,
-            num_sequences=len(indices),
+            num_sequences=end - first,
             num_embeds=patches // self.config.merged_patches,
-            digest=media_digest(item.kind, (), {"grids": grids}, item.digest + repr(indices).encode()),
+            digest=media_digest(item.kind, (), {"grids": arrays["grids"]}, source),
         )
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:

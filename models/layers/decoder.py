@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -42,8 +42,6 @@ class DecoderConfig:
     scaling: LongRope | Yarn | None = None
     feature_levels: int = 0
     """models.protocol.Decoder.feature_levels."""
-    dense_layers: frozenset[int] = frozenset()
-    """Numbers of the layers that have a dense MLP instead of experts."""
 
     @classmethod
     def from_published(
@@ -53,7 +51,6 @@ class DecoderConfig:
         qkv_bias: bool | None = None,
         qk_norm: bool = False,
         experts: ExpertsConfig | None = None,
-        dense_layers: frozenset[int] = frozenset(),
         feature_levels: int = 0,
     ) -> DecoderConfig:
         """Reads the text fields of a config.json, published (rope_scaling, rope_theta) or as transformers 5 writes them
@@ -82,7 +79,6 @@ class DecoderConfig:
                 mrope_interleaved=bool(rope.get("mrope_interleaved", False)),
                 scaling=scaling,
                 feature_levels=feature_levels,
-                dense_layers=dense_layers,
             )
         except KeyError as error:
             raise CheckpointError(f"config.json: field {error} is missing") from error
@@ -165,10 +161,7 @@ class CausalDecoder(TokenDecoder):
         self.config = config
         self.position_axes = len(config.mrope_section) or 1
         self.feature_levels = config.feature_levels
-        dense = replace(config.block, experts=None)
-        self.layers = nn.ModuleList(
-            Block(dense if layer in config.dense_layers else config.block) for layer in range(config.num_layers)
-        )
+        self.layers = nn.ModuleList(Block(config.block) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.block.hidden_size, config.block.norm_eps)
         self.head = None if config.tied else nn.Linear(config.block.hidden_size, config.vocab_size, bias=False)
         frequencies, self.rope_scale = scaled_frequencies(config.scaling, config.block.head_dim, config.rope_theta)

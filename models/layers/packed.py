@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -31,6 +32,16 @@ def raster_coordinates(rows: int, columns: int) -> np.ndarray:
     """Column and row of each patch, row by row: int32 [rows * columns, 2]. Cached: do not write to the array."""
     row, column = np.indices((rows, columns), dtype=np.int32)
     return np.stack((column.ravel(), row.ravel()), axis=1)
+
+
+def runs_within(sizes: np.ndarray, limits: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, end) of runs of entries, as long as the sums of their sizes [entries, kinds] stay within `limits`, but of
+    one entry at least."""
+    ends, borders = np.insert(np.cumsum(sizes, axis=0), 0, 0, axis=0), [0]
+    for entry in range(1, len(sizes)):
+        if (ends[entry + 1] - ends[borders[-1]] > limits).any():
+            borders.append(entry)
+    return list(pairwise([*borders, len(sizes)]))
 
 
 def widen_inputs(linear: nn.Linear, multiple: int = PATCH_MULTIPLE) -> None:

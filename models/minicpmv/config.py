@@ -23,7 +23,7 @@ _VERSIONS: tuple[Version, ...] = ("2.5", "2.6", "4.0", "4.5")
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """The SigLIP tower; `num_layers` are the layers that run."""
+    """The SigLIP tower."""
 
     hidden_size: int
     intermediate_size: int
@@ -44,7 +44,6 @@ class MiniCPMVConfig:
 
     version: Version
     vision: VisionConfig
-    published_vision_layers: int
     slicing: SliceRule
     num_queries: int
     use_image_id: bool
@@ -72,17 +71,16 @@ def load_config(directory: Path) -> MiniCPMVConfig:
     where, preprocessor = preprocessor_fields(directory, "image_processor", "preprocessor_config.json")
     version = _version(config)
     require_text_fields(directory, config)
+    # The class default of the published code is true.
+    require_fields("config.json: ", config, {"drop_vision_last_layer": False}, needed=True)
     try:
-        # The class default of the published code; published checkpoints say false.
-        dropped = bool(config.get("drop_vision_last_layer", True))
-        vision = vision_config(config.get("vision_config") or {}, dropped)
+        vision = vision_config(config.get("vision_config") or {})
         slicing = _slicing(config, preprocessor)
         sizes = {"patch_size": vision.patch_size, "image_feature_size": int(config["query_num"])}
         require_fields(f"{where}: ", preprocessor, sizes, said="config.json says")
         return MiniCPMVConfig(
             version=version,
             vision=vision,
-            published_vision_layers=vision.num_layers + dropped,
             slicing=SliceRule(
                 scale_resolution=int(slicing.get("scale_resolution", 448)),
                 unit=vision.patch_size,
@@ -110,14 +108,14 @@ def _slicing(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict
     return slicing
 
 
-def vision_config(fields: Mapping[str, Any], dropped: int = 0) -> VisionConfig:
-    """Absent fields have the values of all published checkpoints. dropped: number of last layers that do not run."""
+def vision_config(fields: Mapping[str, Any]) -> VisionConfig:
+    """Absent fields have the values of all published checkpoints."""
     require_fields("config.json: vision_config.", fields, {"hidden_act": "gelu_pytorch_tanh"})
     patch_size = int(fields.get("patch_size", 14))
     return VisionConfig(
         hidden_size=int(fields.get("hidden_size", 1152)),
         intermediate_size=int(fields.get("intermediate_size", 4304)),
-        num_layers=int(fields.get("num_hidden_layers", 27)) - dropped,
+        num_layers=int(fields.get("num_hidden_layers", 27)),
         num_heads=int(fields.get("num_attention_heads", 16)),
         patch_size=patch_size,
         table_side=int(fields.get("image_size", 980)) // patch_size,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
+from functools import lru_cache
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -17,11 +18,10 @@ from torch import Tensor, nn
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
-from models.layers.packed import byte_lookup, byte_values, raster_coordinates
+from models.layers.packed import byte_lookup, byte_values, raster_coordinates, runs_within
 from models.layers.resample import resized
 from models.layers.upload import upload_frames
 from models.minicpmv.config import MiniCPMVConfig, VisionConfig
-from models.minicpmv.positions import buckets, position_ids
 from models.minicpmv.resampler import Resampler
 from models.minicpmv.slicing import slice_sizes
 from models.minicpmv.tower import Tower
@@ -148,7 +148,7 @@ class MiniCPMVEncoder(SliceEncoder):
         sizes = item.arrays["group_sizes"]
         patches = cumulative([rows * columns for rows, columns in self.grids([item])])[cumulative(sizes)]
         groups = np.stack((np.diff(patches), sizes, np.ones_like(sizes)), axis=1)
-        parts = cut(groups, (limit["patches"], limit["sequences"], limit["groups"]))
+        parts = runs_within(groups, (limit["patches"], limit["sequences"], limit["groups"]))
         return [item] if len(parts) == 1 else [self._part(item, first, last) for first, last in parts]
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
@@ -176,6 +176,22 @@ class MiniCPMVEncoder(SliceEncoder):
         part = part_of(item, begin, end, self.config.vision.patch_size)
         groups = {"group_sizes": sizes[first:last], "temporal_ids": item.arrays["temporal_ids"][begin:end]}
         return replace(part, arrays={**part.arrays, **groups}, num_embeds=(last - first) * self.config.num_queries)
+
+
+def position_ids(rows: int, columns: int, side: int) -> np.ndarray:
+    """int32 [rows * columns] of a rows x columns picture, row by row, into a table of side * side entries."""
+    return (buckets(rows, side)[:, None] * side + buckets(columns, side)[None, :]).reshape(-1)
+
+
+@lru_cache(maxsize=4096)
+def buckets(length: int, side: int) -> np.ndarray:
+    """int32 [length]: which of `side` equal parts each of `length` coordinates falls into, by the published expression.
+    That is not floor(side * i / length), since float32 puts some coordinates below an edge that they equal. Cached: do
+    not write to the array."""
+    with torch.device("cpu"):
+        edges = torch.arange(1 / side, 1.0, 1 / side)
+        coordinates = torch.arange(0, 1 - 1e-6, float(1 / np.float32(length)))
+        return torch.bucketize(coordinates, edges, out_int32=True, right=True).numpy()
 
 
 def cumulative(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -225,13 +241,3 @@ def _slices_of(item: MediaItem, device: torch.device) -> Iterator[Tensor]:
     for (*size, _, _), cuts in groupby(item.arrays["cuts"].tolist(), lambda cut: (*cut[:2], *cut[4:])):
         (picture,) = resized(whole, *size)
         yield torch.stack([picture[top : top + high, left : left + wide] for _, _, top, left, high, wide in cuts])
-
-
-def cut(sizes: np.ndarray, limits: Sequence[int]) -> list[tuple[int, int]]:
-    """(first, end) of runs of entries, as long as the sums of their sizes [entries, kinds] stay within `limits`, but of
-    one entry at least."""
-    ends, borders = np.insert(np.cumsum(sizes, axis=0), 0, 0, axis=0), [0]
-    for entry in range(1, len(sizes)):
-        if (ends[entry + 1] - ends[borders[-1]] > limits).any():
-            borders.append(entry)
-    return list(pairwise([*borders, len(sizes)]))

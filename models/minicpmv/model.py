@@ -23,7 +23,6 @@ def load_model(source: Source) -> VisionChatModel[MiniCPMVEncoder, CausalDecoder
     config = load_config(source.directory)
     tables = [f"{_LANGUAGE}embed_tokens.weight"]
     decoder = with_the_files_head(decoder_config(config), source, head=_HEAD, embeddings=tables)
-    dropped = range(config.vision.num_layers, config.published_vision_layers)
     model = load_chat_model(
         source,
         lambda: (MiniCPMVEncoder(config), CausalDecoder(decoder)),
@@ -32,10 +31,7 @@ def load_model(source: Source) -> VisionChatModel[MiniCPMVEncoder, CausalDecoder
             *resampler_rules("encoder.resampler."),
             *decoder_rules(decoder, published=_LANGUAGE, head=_HEAD),
         ],
-        ignore=[
-            *(f"vpm.encoder.layers.{layer}.{{rest}}" for layer in dropped),
-            *decoder_ignored(decoder, published=_LANGUAGE, head=_HEAD),
-        ],
+        ignore=decoder_ignored(decoder, published=_LANGUAGE, head=_HEAD),
     )
     model.encoder.prepare()
     return model

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from models.interfaces.errors import InputError
 from models.interfaces.media import (
     ChatMessage,
     MediaItem,
@@ -22,19 +22,21 @@ from models.interfaces.media import (
     media_digest,
 )
 from models.interfaces.resizing import FrameResizer
-from models.minicpmv.chat import PLACEHOLDER, REASONING_MARKERS, PictureTokens, turns
 from models.minicpmv.config import MiniCPMVConfig, Version, load_config
 from models.minicpmv.slicing import SlicedPicture, slice_picture, slice_sizes
-from models.minicpmv.video import MAX_GROUPS, UNFUSED_MAX_FRAMES, fused_pack, sample_fused, sample_unfused, temporal_ids
-from models.text.chat_template import ChatTemplate
-from models.text.placeholders import MediaTokens
+from models.minicpmv.tokens import PictureTokens
+from models.minicpmv.video import fused_pack, sample_fused, sample_unfused, temporal_ids
+from models.text.chat_template import THINKING, ChatTemplate, escaped_reasoning, template_role
+from models.text.placeholders import MediaTokens, join, repeated
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
-from models.text.tools import Escape, Turn
+from models.text.tools import Escape, Turn, escaped_calls
 
 REFUSED_OPTIONS = {"add_vision_id": "MiniCPM-V numbers pictures by a rule of its own"}
 NO_TIME = -1
 """Temporal id of a slice without a time: pictures, and frames that are not fused."""
+_PLACEHOLDER = "<image>"
+"""The text that the template is given for an item of each kind."""
 _STOP_TOKENS = {
     "2.5": ("<|eot_id|>", "<|end_of_text|>"),
     "2.6": ("<|im_end|>", "<|endoftext|>"),
@@ -56,6 +58,7 @@ class MiniCPMVProcessor(TextProcessor):
     """
 
     refused_options = REFUSED_OPTIONS
+    template_defaults: Mapping[str, bool] = {"enable_thinking": False}
 
     def __init__(
         self, config: MiniCPMVConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
@@ -63,15 +66,15 @@ class MiniCPMVProcessor(TextProcessor):
         recommended = _recommended_sampling(config.version)
         super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS[config.version], recommended)
         self.config = config
-        self.reasoning_markers = REASONING_MARKERS if set(REASONING_MARKERS) <= tokenizer.special_ids.keys() else None
-        self.placeholder_ids = frozenset({tokenizer.special_ids[PLACEHOLDER]})
+        self.reasoning_markers = THINKING if set(THINKING) <= tokenizer.special_ids.keys() else None
+        self.divides_answers = self.reasoning_markers is not None
+        self.placeholder_ids = frozenset({tokenizer.special_ids[_PLACEHOLDER]})
         self._picture_rule = config.slicing
         self._overview_rule = replace(config.slicing, max_slices=1)
-        # The published rule can pass its bound by part of a second: 3 a second of 60.9 s are 183 groups.
-        most_groups = 2 * MAX_GROUPS if config.fuses_frames else UNFUSED_MAX_FRAMES
-        self._max_video_embeds = most_groups * config.num_queries
         self._settings = repr((config.version, config.slicing, config.num_queries)).encode()
-        self._pictures = PictureTokens(config.version, tokenizer, config.num_queries)
+        self._tokens = PictureTokens(tokenizer, as_2_5=config.version == "2.5")
+        queries = repeated(tokenizer.special_ids["<unk>"], config.num_queries)
+        self._picture_tokens = cache(partial(self._tokens.picture, queries, queries))
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """With detail "low" only the overview is used."""
@@ -81,8 +84,9 @@ class MiniCPMVProcessor(TextProcessor):
         return self._item("image", sliced, [1] * count, [NO_TIME] * count, source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
-        sample = sample_fused if self.config.fuses_frames else sample_unfused
-        return list(sample(metadata, fps, max_frames).indices)
+        if self.config.fuses_frames:
+            return sample_fused(metadata, fps, max_frames)[0]
+        return sample_unfused(metadata, fps, max_frames)
 
     def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameResizer:
         """Frames are not cut into slices."""
@@ -104,22 +108,13 @@ class MiniCPMVProcessor(TextProcessor):
     def video_item(self, frames: Sequence[np.ndarray], groups: Sequence[Sequence[int]]) -> MediaItem:
         """Resized frames with the temporal ids of each group."""
         times = [time for ids in groups for time in ids]
-        item = self._item("video", SlicedPicture(tuple(frames), None), [len(ids) for ids in groups], times)
-        if item.num_embeds > self._max_video_embeds:
-            raise InputError(
-                "video_url",
-                f"{len(frames)} frames take {item.num_embeds} rows, at most {self._max_video_embeds} allowed",
-            )
-        return item
+        return self._item("video", SlicedPicture(tuple(frames), None), [len(ids) for ids in groups], times)
 
-    def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        super().template_arguments(options)
-        return {"enable_thinking": bool(options.get("enable_thinking"))}
-
-    def template_turns(
-        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], escaped: Escape
-    ) -> list[Turn]:
-        return turns(messages, escaped, reasoning=self.reasoning_markers is not None)
+    def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
+        """The template takes one text; the parts of a content are joined by line breaks."""
+        parts = [_PLACEHOLDER if part.item is not None else escaped(part.text or "") for part in message.content]
+        turn = {"role": template_role(message.role), "content": "\n".join(parts)}
+        return {**turn, **escaped_reasoning(message, escaped), **escaped_calls(message, escaped)}
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """Pictures are numbered as they come, videos are not."""
@@ -127,12 +122,14 @@ class MiniCPMVProcessor(TextProcessor):
         pictures = 0
         for _, index in chat.placeholders:
             item = items[index]
-            if item.kind == "image":
-                columns, rows = item.arrays["grid"].tolist()
-                media.append(self._pictures.image((columns, rows), pictures if self.config.use_image_id else None))
-                pictures += 1
-            else:
-                media.append(self._pictures.video(len(item.arrays["group_sizes"])))
+            columns, rows = item.arrays["grid"].tolist()
+            tokens = self._picture_tokens((columns, rows))
+            if item.kind == "video":  # each frame, or group of fused frames, on a line of its own
+                tokens = self._tokens.lines(tokens, len(item.arrays["group_sizes"]))
+            elif self.config.use_image_id:
+                tokens = join([self._tokens.number(pictures), tokens])
+            media.append(tokens)
+            pictures += item.kind == "image"
         return self.plain_prompt(chat, media, items)
 
     def _item(
@@ -163,4 +160,4 @@ class MiniCPMVProcessor(TextProcessor):
 
 def load_processor(directory: Path) -> MiniCPMVProcessor:
     """Reads config.json, preprocessor_config.json, generation_config.json, tokenizer.json and the chat template."""
-    return MiniCPMVProcessor(load_config(directory), *load_text(directory, spoken=REASONING_MARKERS))
+    return MiniCPMVProcessor(load_config(directory), *load_text(directory, spoken=THINKING))

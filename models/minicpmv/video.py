@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,26 +21,17 @@ TIME_SCALE = 0.1
 """Seconds per temporal id."""
 
 
-@dataclass(frozen=True)
-class FrameSampling:
-    """Frames to read, and how many neighbours share one set of queries."""
-
-    indices: tuple[int, ...]
-    pack: int
-
-
-def sample_unfused(metadata: VideoMetadata, fps: float | None, max_frames: int) -> FrameSampling:
+def sample_unfused(metadata: VideoMetadata, fps: float | None, max_frames: int) -> list[int]:
     """2.5, 2.6, 4.0: one frame per second (or `fps`), thinned evenly to at most 64 (or `max_frames`) frames."""
     step = max(1, round(metadata.fps / (fps or UNFUSED_FRAMES_PER_SECOND)))
-    indices = tuple(range(0, metadata.num_frames, step))
+    indices = list(range(0, metadata.num_frames, step))
     limit = min(UNFUSED_MAX_FRAMES, max_frames)
-    if len(indices) > limit:
-        indices = tuple(indices[i] for i in uniform(len(indices), limit))
-    return FrameSampling(indices, pack=1)
+    return indices if len(indices) <= limit else [indices[i] for i in uniform(len(indices), limit)]
 
 
-def sample_fused(metadata: VideoMetadata, fps: float | None, max_frames: int) -> FrameSampling:
-    """4.5: 180 frames alone, more in groups of up to 6 as duration * fps grows.
+def sample_fused(metadata: VideoMetadata, fps: float | None, max_frames: int) -> tuple[list[int], int]:
+    """4.5: 180 frames alone, more in groups of up to 6 as duration * fps grows. Returns also how many neighbours share
+    one set of queries.
 
     `max_frames` below the rule's count lowers the rate, and the groups follow from the frames that are left. Of a list
     of frames all are read, up to the 1080 that the groups can hold.
@@ -49,7 +39,7 @@ def sample_fused(metadata: VideoMetadata, fps: float | None, max_frames: int) ->
     allowed = min(max_frames, metadata.num_frames)
     if metadata.listed:
         count = max(1, min(allowed, MAX_GROUPS * MAX_PACK))
-        return FrameSampling(tuple(uniform(metadata.num_frames, count)), math.ceil(count / MAX_GROUPS))
+        return uniform(metadata.num_frames, count), math.ceil(count / MAX_GROUPS)
     fps = fps or FUSED_FRAMES_PER_SECOND
     duration = _duration(metadata)
     if fps * int(duration) <= MAX_GROUPS:
@@ -64,13 +54,13 @@ def sample_fused(metadata: VideoMetadata, fps: float | None, max_frames: int) ->
             pack, count = MAX_PACK, MAX_GROUPS * MAX_PACK
     if count > allowed:
         count, pack = allowed, math.ceil(allowed / MAX_GROUPS)
-    return FrameSampling(tuple(uniform(metadata.num_frames, max(count, 1))), pack)
+    return uniform(metadata.num_frames, max(count, 1)), pack
 
 
 def fused_pack(metadata: VideoMetadata, fps: float | None, num_frames: int) -> int:
     """Frames per group of a video of which `num_frames` were read."""
-    sampling = sample_fused(metadata, fps, num_frames)
-    return sampling.pack if len(sampling.indices) == num_frames else math.ceil(num_frames / MAX_GROUPS)
+    indices, pack = sample_fused(metadata, fps, num_frames)
+    return pack if len(indices) == num_frames else math.ceil(num_frames / MAX_GROUPS)
 
 
 def uniform(length: int, count: int) -> list[int]:

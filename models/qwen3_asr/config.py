@@ -95,11 +95,9 @@ def load_config(directory: Path) -> Qwen3ASRConfig:
         aligner = _aligner_config(directory, {**inner, **config})
     except KeyError as error:
         raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
-    if audio.out_features != text["hidden_size"]:
-        raise CheckpointError(
-            f"{directory}: config.json: audio_config.output_dim is {audio.out_features}, expected the language model's "
-            f"hidden_size {text['hidden_size']}"
-        )
+    place, width = f"{directory}: config.json: audio_config.", {"output_dim": text["hidden_size"]}
+    found = {"output_dim": audio.out_features}
+    require_fields(place, found, width, said="expected the language model's hidden_size")
     languages = tuple(config.get("support_languages", ()))
     return Qwen3ASRConfig(_with_plain_positions(text), audio, audio_token_id, languages, aligner)
 

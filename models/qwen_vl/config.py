@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from models.layers.rope_field import rope_field
 ROTARY_THETA = 10_000.0
 """Base of the vision towers' rotary frequencies."""
 _STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3, "rescale_factor": 1 / 255}
-"""Fields of preprocessor files that are the same in all published files; resample 3 is bicubic."""
+"""The steps of the published preprocessing: bicubic resizing, bytes scaled by 1 / 255, normalisation."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,8 @@ class Qwen2VLConfig:
     images: ImageSettings
     image_token_id: int
     video_token_id: int
+    tokens_per_second: float | None = None
+    """Positions on the time axis in a second of video; None: one for each frame pair."""
 
 
 def load_config(directory: Path) -> Qwen2VLConfig:
@@ -112,11 +113,7 @@ def config_of(
     # transformers before 5 wrote the field into text_config, where 5 still looks for it.
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
     require_text_fields(directory, text)
-    name, rope = mrope_section(text)
-    if rope.get("mrope_interleaved"):
-        # Qwen3-VL's field. transformers does not read it here, other servers do.
-        raise CheckpointError(f"config.json: {name}.mrope_interleaved is true, expected false")
-    check_tower(config.get("vision_config"))
+    mrope_section(text)
     try:
         vision = read_vision(section_of(config, "vision_config"))
         if vision.out_features != text["hidden_size"]:
@@ -133,24 +130,6 @@ def config_of(
         )
     except KeyError as error:
         raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
-
-
-def check_tower(vision: object) -> None:
-    """Raises CheckpointError if a vision_config has other rotary frequencies than the published models, or a second
-    number of heads, which transformers lets take precedence."""
-    if not isinstance(vision, dict):
-        return
-    rope = vision.get("rope_parameters")
-    for name, section in (("rope_parameters.rope_theta", rope), ("rope_theta", vision)):
-        theta = section.get("rope_theta", ROTARY_THETA) if isinstance(section, dict) else ROTARY_THETA
-        if theta != ROTARY_THETA:
-            raise CheckpointError(f"config.json: vision_config.{name} is {theta!r}, expected {ROTARY_THETA}")
-    heads = vision.get("num_heads")
-    if vision.get("num_attention_heads", heads) != heads:
-        raise CheckpointError(
-            f"config.json: vision_config.num_attention_heads is {vision['num_attention_heads']!r}, but num_heads is "
-            f"{heads!r}"
-        )
 
 
 def mrope_section(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -191,36 +170,20 @@ def tower_config(
     )
 
 
-def preprocessor_settings(directory: Path, file: str, section: str, vision: VisionConfig) -> tuple[str, dict[str, Any]]:
-    """models.checkpoints.published.preprocessor_fields of a file that must exist.
-
-    Raises CheckpointError if its patch sizes differ from those of config.json, or if it asks for other steps than the
-    published ones: bicubic resizing, bytes scaled by 1 / 255, normalisation.
-    """
-    where, settings = preprocessor_fields(directory, section, file)
-    if not settings:
-        raise CheckpointError(f"{directory}: {file} is missing or empty")
-    expected = {
-        "patch_size": vision.patch_size,
-        "temporal_patch_size": vision.temporal_patch_size,
-        "merge_size": vision.merge_size,
-    }
-    require_fields(f"{where}: ", settings, expected, said="config.json says")
-    for name, published in _STEPS.items():
-        asked = settings.get(name, published)
-        if not isinstance(asked, int | float) or not math.isclose(asked, published):
-            raise CheckpointError(f"{where}: {name} is {asked!r}, expected {published!r}")
-    return where, settings
-
-
 def image_settings(directory: Path, file: str, section: str, vision: VisionConfig) -> ImageSettings:
-    """Settings of pictures or videos. Raises CheckpointError if the limits are missing: the defaults of other libraries
-    are not those of the published models.
+    """Settings of pictures or videos. Raises CheckpointError for other patch sizes than those of config.json, for other
+    steps than the published ones, and for limits that are missing: the defaults of other libraries are not those of the
+    published models.
 
     The numbers in `size` are pixels, although they are called edges. For pictures min_pixels and max_pixels take
     precedence over `size`, as in transformers, whose video processor ignores them.
     """
-    where, settings = preprocessor_settings(directory, file, section, vision)
+    where, settings = preprocessor_fields(directory, section, file)
+    if not settings:
+        raise CheckpointError(f"{directory}: {file} is missing or empty")
+    sizes = {"patch_size": vision.patch_size, "temporal_patch_size": vision.temporal_patch_size}
+    require_fields(f"{where}: ", settings, {**sizes, "merge_size": vision.merge_size}, said="config.json says")
+    require_fields(f"{where}: ", settings, _STEPS)
     named = settings if section == "image_processor" else {}
     size = {name: value for name, value in (settings.get("size") or {}).items() if value is not None}
     try:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
 from models.layers.dense_segments import dense_buckets
-from models.layers.packed import byte_lookup
+from models.layers.packed import byte_lookup, byte_values
 from models.layers.resample import resized
 from models.layers.rotary import inverse_frequencies
 from models.layers.upload import upload_frames
@@ -58,7 +58,7 @@ class PatchEncoder(nn.Module):
         frequencies, axes = grid_frequencies(config.head_dim)
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.register_buffer("axes", axes, persistent=False)
-        self.register_buffer("byte_values", byte_values(images), persistent=False)
+        self.register_buffer("byte_values", byte_values(images.mean, images.std), persistent=False)
 
     def plan(self, items: Sequence[MediaItem]) -> Plan:
         places, lengths = [np.empty((0, 2), np.int32)], []
@@ -183,11 +183,3 @@ def grid_frequencies(head_dim: int) -> tuple[Tensor, Tensor]:
     """
     frequencies = inverse_frequencies(head_dim // 2, ROTARY_THETA)
     return frequencies.repeat(2), torch.arange(2, device="cpu").repeat_interleave(len(frequencies))
-
-
-def byte_values(images: ImageSettings) -> Tensor:
-    """Normalised value of each byte, float32 [channels, 256]. Rounded as in the reference: scaled in float64 and cast,
-    then normalised in float32."""
-    scaled = (np.arange(256) * (1 / 255)).astype(np.float32)
-    mean, std = np.array(images.mean, np.float32), np.array(images.std, np.float32)
-    return torch.from_numpy((scaled[None, :] - mean[:, None]) / std[:, None])

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from PIL import Image
 
-from models.interfaces.errors import InputError
 from models.interfaces.media import MediaItem, MediaKind, media_digest
+from models.interfaces.resizing import resized_or_left
 from models.qwen_vl.config import ImageSettings, VisionConfig
 from models.qwen_vl.pictures import smart_resize
 
@@ -26,15 +26,24 @@ def grid_of(item: MediaItem) -> tuple[int, int, int]:
     return t, h, w
 
 
-def picture_size(picture: Image.Image, images: ImageSettings, factor: int, detail: str) -> tuple[int, int]:
-    """Height and width that a picture is resized to, in multiples of `factor` pixels: within the checkpoint's limits,
-    and with detail "low" at most 512 x 512 pixels. Raises InputError for a picture more oblong than 200:1."""
+def picture_item(
+    picture: Image.Image,
+    images: ImageSettings,
+    vision: VisionConfig,
+    settings: bytes,
+    *,
+    detail: str = "auto",
+    source: bytes | None = None,
+) -> MediaItem:
+    """A picture, resized to multiples of vision.factor pixels: within the checkpoint's limits, and with detail "low" at
+    most 512 x 512 pixels. Raises InputError for one more oblong than 200:1. settings, source: as of vision_item."""
     max_pixels = min(images.max_pixels, _LOW_DETAIL_PIXELS) if detail == "low" else images.max_pixels
     min_pixels = min(images.min_pixels, max_pixels)
-    try:
-        return smart_resize(picture.height, picture.width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
-    except ValueError as error:
-        raise InputError("image_url", str(error)) from error
+    height, width = smart_resize(
+        picture.height, picture.width, factor=vision.factor, min_pixels=min_pixels, max_pixels=max_pixels
+    )
+    frame = resized_or_left(picture, width, height)
+    return vision_item("image", (frame,), (height, width), vision, settings, source=source)
 
 
 def vision_item(

@@ -10,7 +10,7 @@ import numpy as np
 from models.interfaces.errors import InputError
 from models.interfaces.media import VideoMetadata
 
-MAX_ASPECT = 200
+_MAX_ASPECT = 200
 DEFAULT_FPS = 2.0
 _MIN_FRAMES, _MAX_FRAMES = 4, 768
 
@@ -47,11 +47,17 @@ def official_video_limits(max_pixels: int, context_length: int, factor: int) -> 
     )
 
 
-def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Height and width in multiples of `factor`, with a product within the bounds. Raises ValueError for a picture more
-    oblong than 200:1."""
-    if max(height, width) > MAX_ASPECT * min(height, width):
-        raise ValueError(f"{width}x{height} pixels are over the aspect ratio of {MAX_ASPECT}:1")
+def check_aspect(height: int, width: int, field: str) -> None:
+    """InputError for a picture more oblong than 200:1."""
+    if max(height, width) > _MAX_ASPECT * min(height, width):
+        raise InputError(field, f"{width}x{height} pixels are over the aspect ratio of {_MAX_ASPECT}:1")
+
+
+def smart_resize(
+    height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int, field: str = "image_url"
+) -> tuple[int, int]:
+    """Height and width in multiples of `factor`, with a product within the bounds. InputError as of `check_aspect`."""
+    check_aspect(height, width, field)
     # Python rounds half to even, and so does the reference.
     rounded_height, rounded_width = round(height / factor) * factor, round(width / factor) * factor
     if rounded_height * rounded_width > max_pixels:

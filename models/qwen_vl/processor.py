@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.interfaces.errors import CheckpointError, InputError, PromptTooLong
+from models.interfaces.errors import CheckpointError, PromptTooLong
 from models.interfaces.media import MediaItem, Prompt, TokenizedChat, VideoFrames, VideoMetadata
-from models.interfaces.resizing import FrameResizer, resized_or_left
+from models.interfaces.resizing import FrameResizer
 from models.qwen_vl.config import Qwen2VLConfig, load_config
-from models.qwen_vl.items import grid_of, picture_size, vision_item
-from models.qwen_vl.pictures import DEFAULT_FPS, VideoLimits, official_video_limits, sample_frames, smart_resize
+from models.qwen_vl.items import grid_of, picture_item, vision_item
+from models.qwen_vl.pictures import DEFAULT_FPS, official_video_limits, sample_frames, smart_resize
 from models.qwen_vl.positions import frame_pair_seconds, mrope_positions, time_positions
 from models.text.chat_template import ChatTemplate
-from models.text.placeholders import check_length, expand, repeated
+from models.text.placeholders import repeated
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
 
@@ -29,76 +29,59 @@ class Qwen2VLProcessor(TextProcessor):
     """Implements models.interfaces.processor.ChatProcessor for Qwen2-VL and Qwen2.5-VL.
 
     models/qwen_vl/items.py describes the items. If positions encode time (tokens_per_second), a video also has the
-    array time_positions int32 [t].
+    array time_positions int32 [t]. video_limits: pixels of the frames of videos.
     """
 
+    template_defaults: Mapping[str, bool] = {"add_vision_id": False}
+    """With it the template numbers pictures and videos ("Picture 1: ")."""
+
     def __init__(
-        self,
-        config: Qwen2VLConfig,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
-        generation: Mapping[str, Any],
-        video_limits: VideoLimits,
-        *,
-        tokens_per_second: float | None = None,
+        self, config: Qwen2VLConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
-        """tokens_per_second: positions on the time axis per second of video; None: one for each frame pair."""
         super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS)
         self.config = config
-        self.video_limits = video_limits
-        self.tokens_per_second = tokens_per_second
-        self._settings = repr((config.vision, config.images, video_limits)).encode()
+        self.video_limits = official_video_limits(config.images.max_pixels, self.context_length, config.vision.factor)
+        self._settings = repr((config.vision, config.images)).encode()
         self._placeholders = {"image": config.image_token_id, "video": config.video_token_id}
         self.placeholder_ids = frozenset(self._placeholders.values())
         if unknown := set(self.placeholder_ids - set(tokenizer.special_ids.values())):
             raise CheckpointError(f"config.json: image_token_id or video_token_id {unknown} not in tokenizer.json")
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
-        """picture: upright, alpha already flattened."""
-        vision = self.config.vision
-        height, width = picture_size(picture, self.config.images, vision.factor, detail)
-        frame = resized_or_left(picture, width, height)
-        return vision_item("image", (frame,), (height, width), vision, self._settings, source=source)
+        config = self.config
+        return picture_item(picture, config.images, config.vision, self._settings, detail=detail, source=source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         """Chooses frames as qwen-vl-utils does (models/qwen_vl/pictures.py), but no more than the context can hold."""
         return sample_frames(metadata, fps=fps, max_frames=min(max_frames, self.video_limits.most_frames))
 
     def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameResizer:
-        height, width, limits = metadata.height, metadata.width, self.video_limits
+        limits, factor = self.video_limits, self.config.vision.factor
         bounds = {"min_pixels": limits.min_frame_pixels, "max_pixels": limits.frame_pixels(num_frames)}
-        try:
-            size = smart_resize(height, width, factor=self.config.vision.factor, **bounds)
-        except ValueError as error:
-            raise InputError("video_url", str(error)) from error
+        size = smart_resize(metadata.height, metadata.width, factor=factor, **bounds, field="video_url")
         return FrameResizer(*size, may_leave=True)
 
     def video(self, video: VideoFrames) -> MediaItem:
         frames, to = video.resized(self.frame_resizer)
         item = vision_item("video", frames, (to.height, to.width), self.config.vision, self._settings)
-        if self.tokens_per_second is None:
+        if self.config.tokens_per_second is None:
             return item
         # Not part of the digest: embeddings do not depend on the rate, and the prefix cache compares positions.
         seconds = self._pair_seconds(video, item.num_sequences)
-        times = time_positions(seconds, self.tokens_per_second)
+        times = time_positions(seconds, self.config.tokens_per_second)
         return replace(item, arrays={**item.arrays, "time_positions": times})
-
-    def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """options: with add_vision_id the chat template numbers the pictures and videos ("Picture 1: ")."""
-        return {"add_vision_id": bool(options.get("add_vision_id", False)), **super().template_arguments(options)}
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """Repeats each placeholder for the embedding rows of its item, and computes M-RoPE positions."""
         ordered = [items[item] for _, item in chat.placeholders]
         media = [repeated(self._placeholders[item.kind], item.num_embeds) for item in ordered]
-        token_ids, placeholders = expand(chat, media)
-        check_length(token_ids, self.context_length)
-        runs = [(run.start, grid_of(items[run.item])) for run in placeholders]
+        prompt = self.plain_prompt(chat, media, items)
+        runs = [(run.start, grid_of(items[run.item])) for run in prompt.placeholders]
         positions, next_position = mrope_positions(
-            len(token_ids),
+            len(prompt.token_ids),
             runs,
             merge_size=self.config.vision.merge_size,
-            times=[items[run.item].arrays.get("time_positions") for run in placeholders],
+            times=[items[run.item].arrays.get("time_positions") for run in prompt.placeholders],
         )
         if next_position >= self.context_length:
             raise PromptTooLong(
@@ -106,7 +89,7 @@ class Qwen2VLProcessor(TextProcessor):
                 f"the videos are too long: their time reaches position {next_position} of a context of "
                 f"{self.context_length}",
             )
-        return Prompt(token_ids, positions, next_position, tuple(items), placeholders)
+        return replace(prompt, positions=positions, next_position=next_position)
 
     def _pair_seconds(self, video: VideoFrames, num_pairs: int) -> np.ndarray:
         """Start of each frame pair in seconds after the first one, [num_pairs]: the times that came with a list of
@@ -119,23 +102,6 @@ class Qwen2VLProcessor(TextProcessor):
         return frame_pair_seconds(num_pairs, pair / sampled_fps)
 
 
-def load_processor(directory: Path, *, video_limits: VideoLimits | None = None) -> Qwen2VLProcessor:
-    """Reads config.json, preprocessor_config.json, generation_config.json, tokenizer.json and the chat template.
-
-    video_limits: pixels of video frames; None for the rule of qwen-vl-utils within the checkpoint's limits.
-    """
-    return processor_of(directory, load_config(directory), video_limits)
-
-
-def processor_of(
-    directory: Path,
-    config: Qwen2VLConfig,
-    video_limits: VideoLimits | None = None,
-    *,
-    tokens_per_second: float | None = None,
-) -> Qwen2VLProcessor:
-    """load_processor for a configuration that was read already."""
-    if video_limits is None:
-        context_length = int(config.text["max_position_embeddings"])
-        video_limits = official_video_limits(config.images.max_pixels, context_length, config.vision.factor)
-    return Qwen2VLProcessor(config, *load_text(directory), video_limits, tokens_per_second=tokens_per_second)
+def load_processor(directory: Path) -> Qwen2VLProcessor:
+    """Reads config.json, preprocessor_config.json, generation_config.json, tokenizer.json and the chat template."""
+    return Qwen2VLProcessor(load_config(directory), *load_text(directory))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from itertools import chain
@@ -18,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from models.checkpoints.published import read_optional_json
 from models.interfaces.errors import CheckpointError, InputError
-from models.interfaces.media import CallFormat, ChatMessage
+from models.interfaces.media import CallFormat, ChatMessage, ContentPart
 from models.text.tools import CALL_START, Escape, Turn, escaped_calls, hermes_turns
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,9 @@ _CALL = {"type": "function", "function": {"name": "look", "arguments": {}}}
 
 _OTHER_CALLS = "<arg_key>"
 """What templates hold that write calls inside the same tags in another way than models/text/tools.py describes."""
+
+THINKING = ("<think>", "</think>")
+"""Markers around the reasoning of most models."""
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
@@ -65,6 +69,18 @@ def escaped_reasoning(message: ChatMessage, escape: Escape) -> Turn:
     """The field of a template's turn that has an earlier answer's reasoning, as Qwen3's template reads it; no field
     where there is none. Line breaks around it, which that template strips, are left out for others, too."""
     return {} if message.reasoning is None else {"reasoning_content": escape(message.reasoning.strip("\n"))}
+
+
+def reasoning_apart(message: ChatMessage) -> ChatMessage:
+    """An answer apart from the reasoning that its text holds between THINKING, as Qwen3's template divides it. The
+    template would do it itself, but does not recognise escaped markers."""
+    text = "".join(part.text or "" for part in message.content)
+    items = any(part.item is not None for part in message.content)
+    if message.role != "assistant" or message.reasoning is not None or items or THINKING[1] not in text:
+        return message
+    thought = text.partition(THINKING[1])[0].rstrip("\n").rpartition(THINKING[0])[2].lstrip("\n")
+    answer = text.rpartition(THINKING[1])[2].lstrip("\n")
+    return replace(message, content=(ContentPart(text=answer),), reasoning=thought)
 
 
 class _Generation(Extension):
@@ -180,25 +196,21 @@ def _as_part(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
-def load_chat_template(directory: Path, default: str | None = None) -> ChatTemplate:
+def load_chat_template(directory: Path) -> ChatTemplate:
     """The first of chat_template.json, chat_template.jinja and tokenizer_config.json, the order in which transformers
     reads them for processors: the last one may hold the language model's own, without pictures, and so may the second,
-    which newer tokenizers save beside the first. Of several templates the one named "default" is used, as there.
-
-    default: the template of a checkpoint that has none.
-    """
+    which newer tokenizers save beside the first. Of several templates the one named "default" is used, as there."""
     config = read_optional_json(directory, "tokenizer_config.json")
     special = {**config, **read_optional_json(directory, "special_tokens_map.json")}
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     tokens = {name: _token_text(special[name]) for name in names if special.get(name) is not None}
     name, source = _template_source(directory, config)
-    source = default if source is None else _default_of(source)
     if source is None:
         raise CheckpointError(
             f"{directory}: no chat template: chat_template.json, chat_template.jinja or tokenizer_config.json must "
             "hold one; the checkpoint that this one was made from has it"
         )
-    if not isinstance(source, str):
+    if not isinstance(source := _default_of(source), str):
         raise CheckpointError(
             f'{directory}: {name}: chat_template must be a string, or several with names, one of them "default"'
         )

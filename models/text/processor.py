@@ -12,9 +12,16 @@ from models.checkpoints.published import read_optional_json, sampling_defaults, 
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, Tool
 from models.interfaces.processor import AudioInput, ChatProcessor
-from models.text.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
+from models.text.chat_template import (
+    ChatTemplate,
+    escape_with,
+    load_chat_template,
+    reasoning_apart,
+    template_turn,
+    unused_character,
+)
 from models.text.placeholders import MediaTokens, check_length, expand, tokenized_chat
-from models.text.tokenizer import PromptTokenizer, Tokenizer, load_tokenizer
+from models.text.tokenizer import Tokenizer, load_tokenizer
 from models.text.tools import Escape, Turn, escaped_tools, prompt_texts
 
 
@@ -27,6 +34,10 @@ class TextProcessor:
 
     reasoning_markers: tuple[str, str] | None = None
     template_options: frozenset[str] = frozenset()
+    divides_answers = False
+    """Whether the template is given reasoning in the text of an earlier answer apart from it."""
+    template_defaults: Mapping[str, bool] = {}
+    """Options that the template is always given, by their default."""
     refused_options: Mapping[str, str] = {}
     """Options that would change nothing, and why."""
     audio: AudioInput | None = None
@@ -37,7 +48,7 @@ class TextProcessor:
     def __init__(
         self,
         text: Mapping[str, Any],
-        tokenizer: PromptTokenizer,
+        tokenizer: Tokenizer,
         template: ChatTemplate,
         generation: Mapping[str, Any],
         stop_tokens: Sequence[str],
@@ -49,7 +60,7 @@ class TextProcessor:
         # The embedding may have more rows than there are tokens; the rest is padding, which is never generated.
         self.vocab_size, rows = tokenizer.vocab_size, int(text["vocab_size"])
         if tokenizer.vocab_size > rows:
-            raise CheckpointError(f"tokenizer.json has {tokenizer.vocab_size} ids, config.json says vocab_size {rows}")
+            raise CheckpointError(f"the tokenizer has {tokenizer.vocab_size} ids, config.json says vocab_size {rows}")
         self.context_length = int(text["max_position_embeddings"])
         self.stop_token_ids = stop_token_ids(generation, tokenizer.special_ids, stop_tokens, text.get("eos_token_id"))
         self.generation_defaults: Mapping[str, float | int] = sampling_defaults(generation, recommended)
@@ -87,7 +98,8 @@ class TextProcessor:
         it."""
         escape = unused_character([*prompt_texts(messages, tools), continuation])
         escaped = escape_with(escape, self.tokenizer.escape)
-        turns = self.template_turns(messages, kinds, escaped)
+        told = map(reasoning_apart, messages) if self.divides_answers else messages
+        turns = [self.template_turn(message, kinds, escaped) for message in told]
         rendered = self.template.render(turns, tools=escaped_tools(tools, escaped), **(given or {}))
         return self.template_chat(self.tokenizer.encode(rendered + forced + escaped(continuation), escape), messages)
 
@@ -98,16 +110,11 @@ class TextProcessor:
                 raise InputError(name, reason)
         if options.get("enable_thinking") and self.reasoning_markers is None:
             raise InputError("enable_thinking", "this checkpoint has no reasoning mode")
-        return {name: value for name, value in options.items() if name in self.template_options}
-
-    def template_turns(
-        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], escaped: Escape
-    ) -> list[Turn]:
-        """What the template is given for the messages. kinds: of the items that they name."""
-        return [self.template_turn(message, kinds, escaped) for message in messages]
+        known = self.template_options | self.template_defaults.keys()
+        return {**self.template_defaults, **{name: value for name, value in options.items() if name in known}}
 
     def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
-        """One of template_turns."""
+        """What the template is given for a message. kinds: of the items that the messages name."""
         return template_turn(message, kinds.__getitem__, escaped)
 
     def template_chat(self, token_ids: Sequence[int], messages: Sequence[ChatMessage]) -> TokenizedChat:

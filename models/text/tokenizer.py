@@ -36,22 +36,33 @@ def byte_alphabet() -> list[str]:
     return [chr(value if value in printable else next(others)) for value in range(256)]
 
 
-class PromptTokenizer:
-    """Text to ids and ids to bytes, from files of any kind. vocab_size: one more than the largest id.
+class Tokenizer:
+    """Text to ids and ids to bytes. vocab_size: one more than the largest id.
 
-    special_ids: special tokens by string, found in text where no `escape` character stands in them. lstrip, rstrip:
-    those that swallow the white space before them, or behind them.
+    special_ids: added tokens by string, found in text where no `escape` character stands in them.
     """
 
-    vocab_size: int
+    def __init__(self, published: dict[str, Any], *, spoken: frozenset[str] = frozenset()) -> None:
+        """published: the parsed tokenizer.json. spoken: special tokens that decode keeps as text.
 
-    def __init__(
-        self, special_ids: Mapping[str, int], *, lstrip: Collection[str] = (), rstrip: Collection[str] = ()
-    ) -> None:
-        self.special_ids = special_ids
-        self._lstrip, self._rstrip = frozenset(lstrip), frozenset(rstrip)
-        literals = sorted(map(re.escape, special_ids), key=len, reverse=True)
+        Raises CheckpointError for a tokenizer.json that cannot be read.
+        """
+        # Programs that train leave their truncation and padding in the file; transformers does not apply them either.
+        published = {**published, "truncation": None, "padding": None}
+        added = published.get("added_tokens", [])
+        _check_supported(published)
+        self.special_ids: Mapping[str, int] = {token["content"]: token["id"] for token in added}
+        literals = sorted(map(re.escape, self.special_ids), key=len, reverse=True)
         self._literal = re.compile("|".join(literals)) if literals else re.compile(r"(?!)")
+        self._silent = {token["id"] for token in added if token["special"] and token["content"] not in spoken}
+        self._plain = fast_tokenizer({**published, "added_tokens": [], "post_processor": None})
+        self.vocab_size = 1 + max([*self._plain.get_vocab().values(), *self.special_ids.values()])
+        self._opening = _opening_ids(published)
+        self._names = {token["id"]: token["content"] for token in added}
+        self._byte_values: dict[str, int] | None = None
+        if _is_byte_level(published.get("decoder") or {}):
+            self._byte_values = {character: value for value, character in enumerate(byte_alphabet())}
+        self._bytes = cache(self._bytes_of)
         self._recent = RecentTexts(self._encoded)
 
     def encode_plain(self, text: str) -> list[int]:
@@ -63,60 +74,20 @@ class PromptTokenizer:
         return self._literal.sub(lambda match: match[0][:1] + escape + match[0][1:], text)
 
     def encode(self, text: str, escape: str) -> list[int]:
-        """Ids of a whole prompt: special tokens where they stand, escaped ones as plain text."""
+        """Ids of a whole prompt, with one opening token: special tokens where they stand, escaped ones as plain
+        text."""
         ids: list[int] = []
         end = 0
         for match in self._literal.finditer(text):
-            before = text[end : match.start()]
-            before = before.rstrip() if match[0] in self._lstrip else before
-            ids += self.encode_plain(before.replace(escape, ""))
+            ids += self.encode_plain(text[end : match.start()].replace(escape, ""))
             ids.append(self.special_ids[match[0]])
             end = match.end()
-            while match[0] in self._rstrip and text[end : end + 1].isspace():
-                end += 1
-        return ids + self.encode_plain(text[end:].replace(escape, ""))
-
-    def decode(self, token_ids: Sequence[int]) -> bytes:
-        """Bytes of the ids, those of special tokens left out. The ids may be split anywhere: the bytes of the parts
-        join."""
-        raise NotImplementedError
-
-    def _encoded(self, text: str) -> list[int]:
-        raise NotImplementedError
-
-
-class Tokenizer(PromptTokenizer):
-    """That of a tokenizer.json. special_ids: its added tokens."""
-
-    def __init__(self, published: dict[str, Any], *, spoken: frozenset[str] = frozenset()) -> None:
-        """published: the parsed tokenizer.json. spoken: special tokens that decode keeps as text.
-
-        Raises CheckpointError for a tokenizer.json that cannot be read.
-        """
-        # Programs that train leave their truncation and padding in the file; transformers does not apply them either.
-        published = {**published, "truncation": None, "padding": None}
-        added = published.get("added_tokens", [])
-        _check_supported(published)
-        lstrip, rstrip = ([token["content"] for token in added if token.get(flag)] for flag in ("lstrip", "rstrip"))
-        special_ids = {token["content"]: token["id"] for token in added}
-        super().__init__(special_ids, lstrip=lstrip, rstrip=rstrip)
-        self._silent = {token["id"] for token in added if token["special"] and token["content"] not in spoken}
-        self._plain = fast_tokenizer({**published, "added_tokens": [], "post_processor": None})
-        self.vocab_size = 1 + max([*self._plain.get_vocab().values(), *self.special_ids.values()])
-        self._opening = _opening_ids(published)
-        self._names = {token["id"]: token["content"] for token in added}
-        self._byte_values: dict[str, int] | None = None
-        if _is_byte_level(published.get("decoder") or {}):
-            self._byte_values = {character: value for value, character in enumerate(byte_alphabet())}
-        self._bytes = cache(self._bytes_of)
-
-    def encode(self, text: str, escape: str) -> list[int]:
-        """With one opening token."""
-        ids = super().encode(text, escape)
+        ids += self.encode_plain(text[end:].replace(escape, ""))
         return ids if ids[: len(self._opening)] == self._opening else [*self._opening, *ids]
 
     def decode(self, token_ids: Sequence[int]) -> bytes:
-        """With the bytes of `spoken` special tokens."""
+        """Bytes of the ids, those of special tokens that are not `spoken` left out. The ids may be split anywhere: the
+        bytes of the parts join."""
         return b"".join(map(self._bytes, token_ids))
 
     def _encoded(self, text: str) -> list[int]:
@@ -168,8 +139,9 @@ def fast_tokenizer(published: Mapping[str, Any]) -> FastTokenizer:
 def _check_supported(published: dict[str, Any]) -> None:
     """Raises CheckpointError for what depends on the text around a piece, since pieces are encoded on their own."""
     for token in published.get("added_tokens", []):
-        if token.get("single_word"):
-            raise CheckpointError(f"tokenizer.json: single_word of added token {token['content']!r} is not supported")
+        for flag in ("single_word", "lstrip", "rstrip"):
+            if token.get(flag):
+                raise CheckpointError(f"tokenizer.json: {flag} of added token {token['content']!r} is not supported")
     before = published.get("pre_tokenizer") or {}
     if any(step.get("prepend_scheme") == "first" for step in (before, *before.get("pretokenizers", []))):
         raise CheckpointError("tokenizer.json: prepend_scheme 'first' of a Metaspace pre-tokenizer is not supported")

@@ -3,6 +3,7 @@ tokenizer.json. The files do not say how text is split before it is merged, so t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,30 +42,34 @@ def tokenizer_of_vocabulary(directory: Path) -> dict[str, Any]:
     vocabulary = read_json(directory, VOCAB)
     if not all(type(token_id) is int and token_id >= 0 for token_id in vocabulary.values()):
         raise CheckpointError(f"{directory}: {VOCAB} must give an id of at least 0 for every token")
-    split = {"type": "Split", "pattern": {"Regex": _QWEN2_PATTERN}, "behavior": "Isolated", "invert": False}
-    prefix = bool(config.get("add_prefix_space"))
-    byte_level = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": False, "use_regex": False}
+    merges = _merges(directory, vocabulary)
+    return {**byte_pairs(_QWEN2_PATTERN, vocabulary, merges), "normalizer": {"type": "NFC"}}
+
+
+def byte_pairs(pattern: str, vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The tokenizer.json of a byte-level BPE. pattern: of the pieces that text is split into first."""
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {
         "version": "1.0",
         "added_tokens": [],
-        "normalizer": {"type": "NFC"},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": _merges(directory, vocabulary)},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
     }
 
 
-def _merges(directory: Path, vocabulary: dict[str, Any]) -> list[list[str]]:
+def _merges(directory: Path, vocabulary: dict[str, Any]) -> list[tuple[str, str]]:
     try:
         lines = (directory / MERGES).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{directory}: {MERGES} cannot be read: {error}") from error
-    merges: list[list[str]] = []
+    merges: list[tuple[str, str]] = []
     for number, line in enumerate(lines, start=1):
         pair = line.split()
         if not pair or (number == 1 and line.startswith("#version:")):
             continue
         if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys():
             raise CheckpointError(f"{directory}: {MERGES}: line {number} is no pair of tokens of {VOCAB}")
-        merges.append(pair)
+        merges.append((pair[0], pair[1]))
     return merges

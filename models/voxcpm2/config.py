@@ -121,13 +121,10 @@ def _require_agreement(config: VoxCPM2Config) -> None:
                 f"config.json: lm_config.rope_scaling.{name} has {len(values)} values for kv_channels "
                 f"{config.lm.kv_channels}"
             )
+    vae, rotated = config.vae, {"kv_channels": config.lm.kv_channels}
     for name, local in (("encoder_config", config.encoder), ("dit_config", config.dit)):
-        if local.kv_channels != config.lm.kv_channels:
-            raise CheckpointError(
-                f"config.json: {name}.kv_channels {local.kv_channels} is not "
-                f"lm_config.kv_channels {config.lm.kv_channels}, whose rotary factors it uses"
-            )
-    vae = config.vae
+        place, found = f"config.json: {name}.", {"kv_channels": local.kv_channels}
+        require_fields(place, found, rotated, said="expected that of lm_config, whose rotary factors it uses:")
     # Without boundaries a codec has no sample-rate condition, which is another network.
     for name in ("encoder_rates", "decoder_rates", "sr_bin_boundaries"):
         if not getattr(vae, name):
@@ -138,10 +135,8 @@ def _require_agreement(config: VoxCPM2Config) -> None:
             f"config.json: audio_vae_config: sample_rate and encoder_rates make {encoded:g} latent frames a second, "
             f"out_sample_rate and decoder_rates {decoded:g}"
         )
-    if config.vae.latent_dim != config.feat_dim:
-        raise CheckpointError(
-            f"config.json: feat_dim {config.feat_dim} is not audio_vae_config.latent_dim {config.vae.latent_dim}"
-        )
+    width = {"feat_dim": vae.latent_dim}
+    require_fields("config.json: ", {"feat_dim": config.feat_dim}, width, said="audio_vae_config.latent_dim is")
     if config.max_length > config.lm.max_position_embeddings:
         raise CheckpointError(
             f"config.json: max_length {config.max_length} is more than lm_config.max_position_embeddings "

@@ -22,7 +22,6 @@ from models.voxcpm2.audio_vae import AudioVAE
 from models.voxcpm2.config import SOLVER_STEPS, VoxCPM2Config, load_config
 from models.voxcpm2.lora import lora_places
 from models.voxcpm2.network import FlowSolver, VoxCPM2Network, network_rules
-from models.voxcpm2.patch import PatchMaker
 from models.voxcpm2.solver import schedule
 from models.voxcpm2.steps import DecodeStep, PrefillStep, Tail, VAEStep, lora_of
 from models.voxcpm2.vae_weights import load_audio_vae, randomise_audio_vae, round_product_weights
@@ -84,15 +83,13 @@ class VoxCPM2:
             yield latent.T.reshape(-1, frames, channels)
 
     def prefill(self, inputs: Mapping[str, Tensor], batch: PagedBatch, bank: LoraBank | None = None) -> Tensor:
-        encoded = self.network.encode_patches(inputs["patches"].to(self.dtype))
         lm, residual = self.network.prompt_backbone(
             inputs["token_ids"],
             inputs["patch_index"],
-            self.network.project_encoded(encoded),
+            inputs["patches"].to(self.dtype),
             inputs["positions"],
             batch,
             lora_of(bank, inputs),
-            encoded,
         )
         last = inputs["last"]
         return torch.cat((lm.index_select(0, last), residual.index_select(0, last)), dim=-1)
@@ -102,13 +99,13 @@ class VoxCPM2:
 
     def tail(self, solver_steps: int, state: State, bank: LoraBank | None = None) -> Tail:
         name = _named(f"tail_{solver_steps}", bank)
-        return Tail(name, self._patch_maker(solver_steps), state, bank)
+        return Tail(name, self.network, self.solver(solver_steps), self.noise, state, bank)
 
     def decode_step(
         self, solver_steps: int, state: State, caches: Caches, page_size: int, bank: LoraBank | None = None
     ) -> DecodeStep:
-        name, make_patch = _named(f"decode_step_{solver_steps}", bank), self._patch_maker(solver_steps)
-        return DecodeStep(name, self.network, make_patch, state, caches, page_size, bank)
+        name, solver = _named(f"decode_step_{solver_steps}", bank), self.solver(solver_steps)
+        return DecodeStep(name, self.network, solver, self.noise, state, caches, page_size, bank)
 
     def vae_step(self, state: State) -> VAEStep:
         return VAEStep("vae_step", self.vae.decoder, state, self.patch_shape)
@@ -118,9 +115,6 @@ class VoxCPM2:
         if solver_steps not in self._solvers:
             self._solvers[solver_steps] = FlowSolver(self.network.feat_decoder, solver_steps)
         return self._solvers[solver_steps]
-
-    def _patch_maker(self, solver_steps: int) -> PatchMaker:
-        return PatchMaker(self.network, self.solver(solver_steps), self.noise)
 
     def _philox_noise(self, seeds: Tensor, steps: Tensor) -> Tensor:
         frames, channels = self.patch_shape
@@ -145,7 +139,7 @@ def load_model(
     if load_format == "random":
         randomise_audio_vae(vae, seed=0)
     else:
-        load_audio_vae(vae, directory, config.vae, condition_rate=config.vae.out_sample_rate)
+        load_audio_vae(vae, directory, config.vae)
     if device.type == "cpu":
         lay_out_for_host(network)
     if device.type == "cuda" and torch.backends.cudnn.allow_tf32:

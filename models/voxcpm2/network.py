@@ -5,8 +5,6 @@ P latent frames of D channels make a patch [P, D]; H is the language models' hid
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -164,22 +162,6 @@ class VoxCPM2Network(nn.Module):
         rows = [(layer.attention.config.num_kv_heads, layer.attention.config.head_dim) for layer in layers]
         return [CacheSpec({"k": row, "v": row}) for row in rows]
 
-    def embed_patches(self, patches: Tensor) -> Tensor:
-        """[n, P, D] -> [n, H]; n may be 0."""
-        return self.project_encoded(self.encode_patches(patches))
-
-    def encode_patches(self, patches: Tensor) -> Tensor:
-        """LocEnc: [n, P, D] -> [n, h]. n may be 0, which the kernels of the stack need not support."""
-        if patches.shape[0] == 0:
-            return self.enc_to_lm_proj.weight.new_empty((0, self.enc_to_lm_proj.in_features))
-        return cast("Tensor", self.feat_encoder(self.feat_encoder.tokens(patches)))
-
-    def project_encoded(self, encoded: Tensor) -> Tensor:
-        """LocEnc's vectors [n, h] -> [n, H]."""
-        if encoded.shape[0] == 0:
-            return encoded.new_empty((0, self.enc_to_lm_proj.out_features))
-        return project(self.enc_to_lm_proj, encoded)
-
     def embed_encoder_tokens(self, tokens: Tensor, normed: Tensor | None = None, lora: Lora | None = None) -> Tensor:
         """LocEnc's tokens of patches [n, 1 + P, h] -> [n, H]. normed: as in LocalEncoder."""
         return self._project("enc_to_lm_proj", self.feat_encoder(tokens, normed), lora)
@@ -203,29 +185,29 @@ class VoxCPM2Network(nn.Module):
         self,
         token_ids: Tensor,
         patch_index: Tensor,
-        embeds: Tensor,
+        patches: Tensor,
         positions: Tensor,
         batch: PagedBatch,
         lora: Lora | None = None,
-        encoded: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Rows of text, and of patches: patch_index int64 [n] is a row's in `embeds` [a, H], -1 at text. FSQ and the
-        RALM's second input are for patches alone. -> like audio_backbone.
+        """Rows of text, and of patches: patch_index int64 [n] is a row's in `patches` [a, P, D], -1 at text. FSQ and
+        the RALM's second input are for patches alone. -> like audio_backbone.
 
-        lora: of the rows. encoded [a, h]: what `embeds` were projected from, for its adapters.
+        lora: of the rows. Without patches, which the kernels need not support, their work is left out.
         """
         tokens = self.embed_tokens(token_ids)
-        if embeds.shape[0] == 0:
+        if patches.shape[0] == 0:
             lm = self.semantic(tokens, self.rotary(positions), batch, lora)
             return lm, self.residual(self.fuse(lm, torch.zeros_like(lm), lora), batch, lora)
         is_patch = (patch_index >= 0)[:, None]
         at = patch_index.clamp(min=0)
-        patches = embeds.index_select(0, at)
-        if lora is not None and encoded is not None:
-            lora.project("enc_to_lm_proj", patches, encoded.index_select(0, at))
-        hidden = self.semantic(torch.where(is_patch, patches, tokens), self.rotary(positions), batch, lora)
+        encoded = self.feat_encoder(self.feat_encoder.tokens(patches))
+        embeds = project(self.enc_to_lm_proj, encoded).index_select(0, at)
+        if lora is not None:
+            lora.project("enc_to_lm_proj", embeds, encoded.index_select(0, at))
+        hidden = self.semantic(torch.where(is_patch, embeds, tokens), self.rotary(positions), batch, lora)
         lm = torch.where(is_patch, self.fsq_layer(hidden), hidden)
-        return lm, self.residual(self.fuse(lm, torch.where(is_patch, patches, 0.0), lora), batch, lora)
+        return lm, self.residual(self.fuse(lm, torch.where(is_patch, embeds, 0.0), lora), batch, lora)
 
     def semantic(self, embeds: Tensor, rotary: Rotary, batch: PagedBatch, lora: Lora | None = None) -> Tensor:
         """TSLM: [n, H] -> [n, H]."""

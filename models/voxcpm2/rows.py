@@ -1,4 +1,5 @@
-"""Inputs of a decode row per slot, read from slot state; the tables are described at models.protocol.SpeechModel."""
+"""From slot state to a row's inputs, and from its hidden vectors to the next patch: noise, flow solve, stop head, slot
+state. The tables are described at models.protocol.SpeechModel."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from models.layers.adapters import Lora
 from models.layers.op import op
 from models.protocol import State
-from models.voxcpm2.network import Rotary, VoxCPM2Network
+from models.voxcpm2.network import FlowSolver, Rotary, VoxCPM2Network
 
 
 def with_prompt_vectors(
@@ -20,18 +22,6 @@ def with_prompt_vectors(
     first = (steps == 0)[:, None]
     prompt_lm, prompt_residual = state["conditioning"].index_select(0, slots).chunk(2, dim=-1)
     return torch.where(first, prompt_lm, lm), torch.where(first, prompt_residual, residual)
-
-
-class Draw(NamedTuple):
-    """Inputs of the noise of the rows' next patches: seeds int64 [rows], steps int32 [rows]."""
-
-    seeds: Tensor
-    steps: Tensor
-
-
-def draw_of(state: State, slots: Tensor) -> Draw:
-    """Those of `slots` int64 [rows]."""
-    return Draw(state["seed"].index_select(0, slots), state["step"].index_select(0, slots))
 
 
 class StepInputs(NamedTuple):
@@ -56,10 +46,6 @@ class StepInputs(NamedTuple):
     def rotary(self) -> Rotary:
         return self.cos, self.sin
 
-    @property
-    def draw(self) -> Draw:
-        return Draw(self.seeds, self.steps)
-
 
 @op(cuda="models.voxcpm2.kernels.step:step_inputs")
 def step_inputs(slots: Tensor, network: VoxCPM2Network, state: State, page_size: int) -> StepInputs:
@@ -77,7 +63,42 @@ def step_inputs(slots: Tensor, network: VoxCPM2Network, state: State, page_size:
         tables,
         torch.where(active, positions + 1, 0),
         *network.rotary(positions.to(torch.int64)),
-        *draw_of(state, slots),
+        state["seed"].index_select(0, slots),
+        state["step"].index_select(0, slots),
         tokens,
         encoder.encoder.first_norm(tokens),
     )
+
+
+@op(cuda="models.voxcpm2.kernels.step:make_patch")
+def make_patch(
+    slots: Tensor,
+    network: VoxCPM2Network,
+    solver: FlowSolver,
+    state: State,
+    noise: Tensor,
+    lm: Tensor,
+    residual: Tensor,
+    lora: Lora | None = None,
+) -> Tensor:
+    """TSLM and RALM of the rows [rows, H] each, and noise float32 [rows, D, P] -> results float32 [rows, P * D + 3], as
+    models.protocol.SpeechModel.decode_step has them. Writes last_patch, step and active of the slots, which are ready
+    for their next step then."""
+
+    def read(name: str) -> Tensor:
+        return state[name].index_select(0, slots)
+
+    active, step, previous = read("active"), read("step"), read("last_patch")
+    dtype = previous.dtype
+    noise = noise.to(dtype) * read("temperature").to(dtype)[:, None, None]
+    mu = torch.stack(network.condition(lm, residual, lora), dim=1)
+    patch = solver.solve(noise.transpose(1, 2), mu, previous, read("cfg").to(dtype), lora)
+
+    logits = network.stop_logits(lm)
+    # A tie continues, as with argmax; so does a stop flag before the minimum length.
+    stopped = active & (logits[:, 1] > logits[:, 0]) & (step > read("min_patches"))
+    finished = stopped | (active & (step + 1 >= read("max_patches")))
+    state["last_patch"].index_copy_(0, slots, torch.where(active[:, None, None], patch, previous))
+    state["step"].index_copy_(0, slots, step + active.to(step.dtype))
+    state["active"].index_copy_(0, slots, active & ~finished)
+    return torch.cat((patch.flatten(1).float(), torch.stack((stopped, finished, active), dim=1).float()), dim=1)

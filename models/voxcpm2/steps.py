@@ -18,11 +18,11 @@ from models.interfaces.capturable import Bucket, BufferSpec
 from models.layers.adapters import Lora, LoraBank
 from models.layers.kv_cache import Caches, PagedBatch
 from models.layers.lora import LoraRows, num_tiles
+from models.layers.random import Noise
 from models.protocol import RESULT_FLAGS, State
 from models.voxcpm2.audio_vae import CodecDecoder
-from models.voxcpm2.network import VoxCPM2Network
-from models.voxcpm2.patch import PatchMaker
-from models.voxcpm2.rows import draw_of, step_inputs, with_prompt_vectors
+from models.voxcpm2.network import FlowSolver, VoxCPM2Network
+from models.voxcpm2.rows import make_patch, step_inputs, with_prompt_vectors
 from models.voxcpm2.vae_layers import Streams
 
 
@@ -51,7 +51,8 @@ class DecodeStep:
 
     name: str
     network: VoxCPM2Network
-    make_patch: PatchMaker
+    solver: FlowSolver
+    noise: Noise
     state: State
     caches: Caches
     page_size: int
@@ -68,8 +69,9 @@ class DecodeStep:
         )
         embeds = self.network.embed_encoder_tokens(rows.tokens, rows.normed, lora)
         hidden = self.network.audio_backbone(embeds, rows.rotary, batch, lora)
-        lm, residual = with_prompt_vectors(self.state, slots, rows.steps, *hidden)
-        return {"results": self.make_patch(self.state, slots, rows.draw, lm, residual, lora)}
+        vectors = with_prompt_vectors(self.state, slots, rows.steps, *hidden)
+        noise = self.noise(rows.seeds, rows.steps)
+        return {"results": make_patch(slots, self.network, self.solver, self.state, noise, *vectors, lora)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +121,9 @@ class Tail:
     """Hidden vectors of a backbone pass -> the rows' next patches."""
 
     name: str
-    make_patch: PatchMaker
+    network: VoxCPM2Network
+    solver: FlowSolver
+    noise: Noise
     state: State
     bank: LoraBank | None = None
 
@@ -129,7 +133,8 @@ class Tail:
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         slots, lora = buffers["slots"], lora_of(self.bank, buffers, in_order=True)
         lm, residual = self.state["conditioning"].index_select(0, slots).chunk(2, dim=-1)
-        return {"results": self.make_patch(self.state, slots, draw_of(self.state, slots), lm, residual, lora)}
+        noise = self.noise(self.state["seed"].index_select(0, slots), self.state["step"].index_select(0, slots))
+        return {"results": make_patch(slots, self.network, self.solver, self.state, noise, lm, residual, lora)}
 
 
 @dataclass(frozen=True, eq=False)

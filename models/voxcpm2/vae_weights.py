@@ -18,13 +18,11 @@ from models.voxcpm2.audio_vae import AudioVAE, DecoderBlock, EncoderBlock
 from models.voxcpm2.config import AudioVAEConfig
 from models.voxcpm2.vae_layers import CausalConv, ResidualUnit, SnakeUpsample
 
-_PREFIX = "audio_vae."
 _UNUSED = ("encoder.fc_logvar.",)
-_PARAMETRISED = {"parametrizations.weight.original0": "weight_g", "parametrizations.weight.original1": "weight_v"}
 
 
-def load_audio_vae(vae: AudioVAE, directory: Path, config: AudioVAEConfig, condition_rate: int) -> None:
-    """Fill `vae` (its parameters allocated, on any device) for the bandwidth of `condition_rate` samples per second.
+def load_audio_vae(vae: AudioVAE, directory: Path, config: AudioVAEConfig) -> None:
+    """Fill `vae` (its parameters allocated, on any device) for the bandwidth of its output's sample rate.
 
     Raises CheckpointError that names a missing, unexpected or misshapen tensor.
     """
@@ -35,7 +33,7 @@ def load_audio_vae(vae: AudioVAE, directory: Path, config: AudioVAEConfig, condi
         raise CheckpointError(
             f"{file}: decoder.sr_bin_boundaries {boundaries.tolist()}, config.json has {config.sr_bin_boundaries}"
         )
-    bucket = bisect_left(config.sr_bin_boundaries, condition_rate)  # The row of the decoder's condition tables.
+    bucket = bisect_left(config.sr_bin_boundaries, config.out_sample_rate)  # The row of the decoder's condition tables.
     for module, name in published_names(vae):
         if isinstance(module, ResidualUnit):
             _copy_alpha(module.alpha_in, source, f"{name}.block.0.alpha")
@@ -112,15 +110,13 @@ class _Source:
 
 
 def _read(directory: Path) -> tuple[str, dict[str, Tensor]]:
-    """Path and tensors of the codec, audiovae.safetensors before audiovae.pth; older and newer names of weight
-    norm's parts alike."""
+    """Path and tensors of the codec, audiovae.safetensors before audiovae.pth."""
     safe, legacy = directory / "audiovae.safetensors", directory / "audiovae.pth"
     if safe.exists():
         try:
-            tensors = load_file(safe)
+            return str(safe), load_file(safe)
         except SafetensorError as error:
             raise CheckpointError(f"{safe} cannot be read: {error}") from error
-        return str(safe), {_canonical(name): tensor for name, tensor in tensors.items()}
     if not legacy.exists():
         raise CheckpointError(f"{directory}: neither audiovae.safetensors nor audiovae.pth")
     try:
@@ -130,15 +126,7 @@ def _read(directory: Path) -> tuple[str, dict[str, Tensor]]:
     state = content.get("state_dict") if isinstance(content, dict) else None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise CheckpointError(f"{legacy}: expected a dict with tensors under state_dict")
-    return str(legacy), {_canonical(name): tensor for name, tensor in state.items()}
-
-
-def _canonical(name: str) -> str:
-    name = name.removeprefix(_PREFIX)
-    for new, old in _PARAMETRISED.items():
-        if name.endswith(f".{new}"):
-            return name.removesuffix(new) + old
-    return name
+    return str(legacy), state
 
 
 def round_product_weights(vae: AudioVAE) -> None:

@@ -54,12 +54,10 @@ def test_templates_are_found_as_by_transformers(tmp_path: Path, files: dict[str,
     published, _ = ProcessorMixin.get_processor_dict(tmp_path)
     assert published.get("chat_template", "tokenizer") == chosen
     assert load_chat_template(tmp_path).render(TURN) == chosen
-    assert load_chat_template(tmp_path, "default").render(TURN) == chosen
 
 
 def test_a_checkpoint_without_a_template(tmp_path: Path) -> None:
     write(tmp_path, jinja=False, processors=False, tokenizers=False)
-    assert load_chat_template(tmp_path, "default").render(TURN) == "default"
     with pytest.raises(CheckpointError, match=r"no chat template: chat_template\.json, .* must hold one"):
         load_chat_template(tmp_path)
     (tmp_path / "chat_template.json").write_text('{"chat_template": ["a"]}')

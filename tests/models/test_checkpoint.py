@@ -162,14 +162,10 @@ def test_a_tensor_in_two_shards_is_an_error(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_an_index_that_does_not_match_its_files_is_refused(tmp_path: Path) -> None:
-    values = tensors()
-    write_shards(tmp_path, values, index=True)
+def test_an_index_of_files_that_are_none_of_the_checkpoints_is_refused(tmp_path: Path) -> None:
+    write_shards(tmp_path, tensors(), index=True)
     index = tmp_path / "model.safetensors.index.json"
     weight_map = json.loads(index.read_text())["weight_map"]
-    index.write_text(json.dumps({"weight_map": {**weight_map, "ghost": "a.safetensors"}}))
-    with pytest.raises(CheckpointError, match="its files lack: ghost"):
-        load(tmp_path)
     index.write_text(json.dumps({"weight_map": {**weight_map, "conv.weight": "../a.safetensors"}}))
     with pytest.raises(CheckpointError, match="not a file of the checkpoint"):
         load(tmp_path)
@@ -204,15 +200,6 @@ def test_rules_must_fill_every_parameter(tmp_path: Path) -> None:
     rules = [rule for rule in RULES if "q.weight" not in rule.published]
     with pytest.raises(CheckpointError, match=r"blocks.0.qk.weight: rules fill 12 of 20"):
         load_parameters(net, tmp_path, rules, device=torch.device("cpu"), dtype=torch.float32)
-
-
-@pytest.mark.parametrize(
-    "config", [{"quantization_config": {"quant_method": "awq"}}, {"text_config": {"quantization_config": {"bits": 4}}}]
-)
-def test_quantised_checkpoints_are_refused(tmp_path: Path, config: dict[str, object]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="quantization_config"):
-        read_config(tmp_path)
 
 
 def test_adapters_are_refused(tmp_path: Path) -> None:

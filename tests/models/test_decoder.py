@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,14 @@ def test_heads_without_a_size_in_the_file_have_that_of_the_published_class() -> 
     assert DecoderConfig.from_published(config).block.head_dim == 12
     assert DecoderConfig.from_published(config, qk_norm=True).block.head_dim == transformers.Qwen3Config().head_dim
     assert DecoderConfig.from_published(config, qk_norm=True, experts=mixture).block.head_dim == 12
+
+
+def test_positions_of_three_axes_may_be_stretched() -> None:
+    """As the publisher recommends it for prompts beyond the trained length."""
+    stretched = {**YARN, "type": "yarn", "mrope_section": [1, 2, 3]}
+    config = DecoderConfig.from_published({**SHAPE, "rms_norm_eps": 1e-6, "rope_scaling": stretched})
+    plain = DecoderConfig.from_published({**SHAPE, "rms_norm_eps": 1e-6, "rope_scaling": YARN})
+    assert config == replace(plain, mrope_section=(1, 2, 3)) and config.scaling is not None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,13 +19,11 @@ from models.checkpoints.quantized import QuantizedTensors
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.errors import CheckpointError
 from models.layers.kernels import gemm
-from models.layers.quantized import COLUMNS, E4M3, Codes, QuantizedLinear, QuantizedWeight, packed, unpacked
+from models.layers.quantized import COLUMNS, E4M3, Codes, QuantizedLinear, QuantizedWeight
 from service.hub import EMBEDDED
-from tests.models.families.family import Family, families
 from tests.support.chat_golden import generate, golden_prompt, largest_difference, rounding_error
 from tests.support.golden import GOLDEN, copy_checkpoint, inputs, is_chat, prompts, read_json
 from tests.support.inference import no_gradients as no_gradients
-from tests.support.inline_engine import InlineEngine
 from tests.support.slow import slow
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -233,14 +230,6 @@ def test_damaged_values_are_named(tmp_path: Path) -> None:
             resolve(family_of(directory).model)(directory, CPU, torch.float32)
 
 
-def test_units_of_four_codes_are_undone() -> None:
-    codes = torch.randint(16, (3, 2, 256), dtype=torch.uint8)
-    units = packed(codes)
-    assert torch.equal(unpacked(units), codes)
-    unit = int(units[1, 0, 32 + 5]) & 0xFFFF
-    assert [unit >> 4 * part & 15 for part in range(4)] == [int(codes[1, 0, 128 + 32 * part + 5]) for part in range(4)]
-
-
 QUICK_CHAT = ("qwen2_vl", "qwen3_vl_moe")
 EMBEDDED_CHAT = Path(__file__).parents[2] / "models/embedded/qwen2_vl"
 CHAT = [
@@ -281,32 +270,6 @@ def test_all_but_what_is_named_is_made_from_the_published_weights(directory: Pat
     for name, parameter in quantised.named_parameters():
         if name in same:
             assert torch.equal(parameter, same[name]), name
-
-
-def test_a_tied_head_is_a_copy_and_the_embeddings_stay() -> None:
-    quantised = loaded(EMBEDDED_CHAT, quantization="fp8")
-    assert quantised.decoder.head is None
-    assert quantised.decoder.tied_head.shape == quantised.decoder.embed_tokens.weight.shape
-    assert quantised.decoder.embed_tokens.weight.dtype == torch.float32
-
-
-@pytest.mark.parametrize("family", families("qwen2_vl", "qwen3_5", quick=("qwen2_vl",)))
-def test_replayed_and_eager_steps_are_alike(family: Family) -> None:
-    """Several requests together, prefills in chunks."""
-    model = loaded(family.directory, quantization="fp8")
-    found: dict[bool, dict[str, tuple[list[int], np.ndarray]]] = {}
-    for graphs in (True, False):
-        engine = InlineEngine(model, family.processor, graphs=graphs, num_pages=1024, max_step_tokens=37)
-        for name in family.prompts:
-            engine.submit(name, family.prompt(name), max_tokens=family.tokens, logprobs=2)
-        engine.run()
-        assert not engine.failures()
-        assert (("decode", "replay") in engine.routes()) == graphs
-        found[graphs] = {name: (engine.tokens(name), engine.log_probabilities(name)) for name in family.prompts}
-    for (tokens, log_probabilities), (others, expected) in zip(
-        found[True].values(), found[False].values(), strict=True
-    ):
-        assert tokens == others and np.abs(log_probabilities - expected).max() <= 1e-4
 
 
 def with_all_experts(directory: Path, parent: Path) -> Path:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.media import ChatMessage, Tool, ToolCall
 from models.text.chat_template import ChatTemplate, escaped_reasoning, unused_character
-from models.text.tokenizer import PromptTokenizer
+from models.text.tokenizer import Tokenizer
 from models.text.tools import escaped_calls, escaped_tools, prompt_texts
-from tests.support.golden import GOLDEN
+from tests.support.golden import GOLDEN, read_json
 from tests.support.prompts import say
 
 KNOWS = """
@@ -39,15 +39,11 @@ PLAIN = (
 MARKS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>")
 
 
-class CharacterTokenizer(PromptTokenizer):
-    """Special tokens as their ids, all else as code points."""
-
-    def _encoded(self, text: str) -> list[int]:
-        return [ord(character) + 10_000 for character in text]
-
-
-SPECIAL = {name: 1000 + index for index, name in enumerate(MARKS)}
-TOKENIZER = CharacterTokenizer(SPECIAL)
+SPECIAL = {name: 10_000 + index for index, name in enumerate(MARKS)}
+TOKENIZER = Tokenizer(
+    read_json(GOLDEN / "qwen2_vl", "tokenizer.json")
+    | {"added_tokens": [{"id": token, "content": name, "special": False} for name, token in SPECIAL.items()]}
+)
 ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}})
 ADD_AS_JSON = json.dumps(
     {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": ADD.parameters}}
@@ -88,8 +84,7 @@ def ids(source: str, messages: tuple[ChatMessage, ...], tools: tuple[Tool, ...] 
 
 
 def text_of(tokens: list[int]) -> str:
-    names = {value: name for name, value in SPECIAL.items()}
-    return "".join(names.get(token) or chr(token - 10_000) for token in tokens)
+    return TOKENIZER.decode(tokens).decode()
 
 
 def test_a_template_that_knows_tools_renders_them() -> None:
@@ -146,7 +141,7 @@ def test_nothing_of_a_request_becomes_a_control_token(
     source: str, text: str, name: str, arguments: dict[str, Any] | str, parameters: dict[str, Any]
 ) -> None:
     def special(messages: tuple[ChatMessage, ...], tool: Tool) -> list[int]:
-        return [token for token in ids(source, messages, (tool,)) if token < 10_000]
+        return [token for token in ids(source, messages, (tool,)) if token >= 10_000]
 
     def talk(text: str, name: str, arguments: dict[str, Any] | str) -> tuple[ChatMessage, ...]:
         return (

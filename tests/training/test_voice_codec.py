@@ -49,7 +49,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespa
 def published_codec(directory: Path) -> AudioVAE:
     config = load_config(PUBLISHED).vae
     vae = AudioVAE(config)
-    load_audio_vae(vae, directory, config, config.out_sample_rate)
+    load_audio_vae(vae, directory, config)
     return vae
 
 

@@ -222,7 +222,7 @@ class Trainer:
         self.steps, self.options, self.device = 0, options, loop.device()
         config = load_config(PUBLISHED).vae
         self.vae = AudioVAE(config)
-        load_audio_vae(self.vae, PUBLISHED, config, config.out_sample_rate)
+        load_audio_vae(self.vae, PUBLISHED, config)
         self.vae.to(self.device).encoder.requires_grad_(False)
         for block in self.vae.decoder.blocks:
             block.up.weight.data = block.up.weight.data.contiguous()  # type: ignore[union-attr,operator]

@@ -18,9 +18,9 @@ from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import MediaItem
 from models.interfaces.rule import Rule, qkv_rules, renamed
 from models.layers.mlp import Merger
-from models.layers.packed import WINDOW, layer_norm, window_attention
+from models.layers.packed import WINDOW, layer_norm, runs_within, window_attention
 from models.layers.tower import run_tower
-from models.minicpmv.encoder import SLICES, SliceEncoder, cumulative, cut, in_squares, part_of, patch_rows
+from models.minicpmv.encoder import SLICES, SliceEncoder, cumulative, in_squares, part_of, patch_rows
 from models.minicpmv.tower import tower_rules
 from models.minicpmv.v4_6.config import MiniCPMV46Config
 
@@ -115,7 +115,7 @@ class MiniCPMV46Encoder(SliceEncoder):
         if item.num_sequences == 1 or (item.num_patches <= patches and item.num_sequences <= slices):
             return [item]
         lengths = np.array([rows * columns for rows, columns in self.grids([item])])
-        places = cut(np.stack((lengths, np.ones_like(lengths)), axis=1), (patches, slices))
+        places = runs_within(np.stack((lengths, np.ones_like(lengths)), axis=1), (patches, slices))
         parts = [part_of(item, first, end, self.config.vision.patch_size) for first, end in places]
         return [replace(part, num_embeds=part.num_patches // merge**2) for part in parts]
 

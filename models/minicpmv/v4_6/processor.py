@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.interfaces.errors import CheckpointError, InputError
+from models.interfaces.errors import InputError
 from models.interfaces.media import (
     ChatMessage,
     MediaItem,
@@ -26,11 +26,11 @@ from models.interfaces.media import (
 from models.interfaces.resizing import FrameResizer
 from models.minicpmv.processor import REFUSED_OPTIONS
 from models.minicpmv.slicing import Cut, SlicedPicture, SliceRule, slice_picture, slice_sizes
+from models.minicpmv.tokens import PictureTokens
 from models.minicpmv.v4_6.config import MODES, MiniCPMV46Config, load_config
 from models.minicpmv.v4_6.positions import Frame, canvas_positions
-from models.qwen_vl.v3.processor import split_reasoning
-from models.text.chat_template import ChatTemplate, escaped_reasoning, template_role
-from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated
+from models.text.chat_template import THINKING, ChatTemplate, escaped_reasoning, template_role
+from models.text.placeholders import MediaTokens, join, repeated
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
 from models.text.tools import Escape, Turn, escaped_calls
@@ -40,7 +40,6 @@ MAX_VIDEO_EMBEDS = 16_384
 FINE_RATE = 10
 """Frames a second of which those of a long video are chosen."""
 _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
-_REASONING = ("<think>", "</think>")
 
 
 @dataclass(frozen=True)
@@ -80,22 +79,17 @@ class MiniCPMV46Processor(TextProcessor):
     """
 
     refused_options = REFUSED_OPTIONS
+    divides_answers = True
 
     def __init__(
         self, config: MiniCPMV46Config, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
         super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS)
         self.template_options = frozenset({"enable_thinking"}) & template.variables
-        self.reasoning_markers = _REASONING if self.template_options else None
+        self.reasoning_markers = THINKING if self.template_options else None
         self._pads = {"image": config.image_token_id, "video": config.video_token_id}
         self.placeholder_ids = frozenset(self._pads.values())
-        names = ("<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>")
-        if missing := [name for name in names if name not in tokenizer.special_ids]:
-            raise CheckpointError(f"tokenizer.json: no added tokens {', '.join(missing)}")
-        self._markers = {name: plain([tokenizer.special_ids[name]]) for name in names}
-        self._line_break = plain(tokenizer.encode_plain("\n"))
-        structural = [self._line_break, *(self._markers[name] for name in names[:4])]
-        self._structural = {int(part.token_ids[0]) for part in structural}
+        self._tokens = PictureTokens(tokenizer)
         self._frame_tokens = lru_cache(maxsize=256)(self._tokens_of)
         self.configure(config)
         self.modes = {mode: copy(self).configure(config.in_mode(mode)) for mode in MODES}
@@ -141,20 +135,12 @@ class MiniCPMV46Processor(TextProcessor):
 
     def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
         """The template joins the parts of a content by line breaks, so texts stay parts."""
-        role = template_role(message.role)
-        content: list[dict[str, str]] = []
-        reasoning = message.reasoning
-        for part in message.content:
-            if part.item is not None:
-                content.append({"type": kinds[part.item]})
-                continue
-            text = part.text or ""
-            if role == "assistant" and reasoning is None and _REASONING[1] in text:
-                # The template, which would find it, does not recognise escaped markers.
-                reasoning, text = split_reasoning(text)
-            content.append({"type": "text", "text": escaped(text)})
-        thought = escaped_reasoning(replace(message, reasoning=reasoning), escaped)
-        return {"role": role, "content": content or "", **thought, **escaped_calls(message, escaped)}
+        content = [
+            {"type": "text", "text": escaped(part.text or "")} if part.item is None else {"type": kinds[part.item]}
+            for part in message.content
+        ]
+        turn = {"role": template_role(message.role), "content": content or ""}
+        return {**turn, **escaped_reasoning(message, escaped), **escaped_calls(message, escaped)}
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """Numbers pictures, and in 4.6 videos apart from them, as they come; each becomes its frames one by one."""
@@ -164,7 +150,7 @@ class MiniCPMV46Processor(TextProcessor):
         grown = 0
         for index, number in chat.placeholders:
             item, frame = items[number], self.frame(items[number])
-            parts = self._number(item.kind, counts[item.kind])
+            parts = [self._tokens.number(counts[item.kind])] if self._numbered(item.kind) else []
             counts[item.kind] += 1
             one = self._frame_tokens(item.kind, frame)
             per_frame = 1 + frame.grid[0] * frame.grid[1]
@@ -174,13 +160,11 @@ class MiniCPMV46Processor(TextProcessor):
                 parts.append(one)
             media.append(join(parts))
             grown += len(media[-1].token_ids) - 1
-        token_ids, placeholders = expand(chat, media)
-        check_length(token_ids, self.context_length)
+        prompt = self.plain_prompt(chat, media, items)
         if not self.config.canvas:
-            positions = np.arange(len(token_ids), dtype=np.int32)[None].repeat(3, axis=0)
-            return Prompt(token_ids, positions, len(token_ids), tuple(items), placeholders)
-        positions, following = canvas_positions(token_ids, frames, self._structural)
-        return Prompt(token_ids, positions, following, tuple(items), placeholders)
+            return replace(prompt, positions=prompt.positions.repeat(3, axis=0))
+        positions, following = canvas_positions(prompt.token_ids, frames, self._tokens.structural)
+        return replace(prompt, positions=positions, next_position=following)
 
     def frame(self, item: MediaItem) -> Frame:
         """The layout that all frames of an item have."""
@@ -189,22 +173,15 @@ class MiniCPMV46Processor(TextProcessor):
         sides = [(high // size, wide // size) for high, wide in slice_sizes(item.frames, item.arrays)]
         return Frame(sides[0], (rows, columns), sides[-1] if rows else (0, 0))
 
-    def _number(self, kind: MediaKind, number: int) -> list[MediaTokens]:
-        """Of a picture; 4.6 numbers videos, too."""
-        rule = self.config.images if kind == "image" else self.config.videos
-        if not rule.use_image_id or (kind == "video" and self.config.canvas):
-            return []
-        digits = plain(self.tokenizer.encode_plain(str(number)))
-        return [self._markers["<image_id>"], digits, self._markers["</image_id>"]]
+    def _numbered(self, kind: MediaKind) -> bool:
+        """Pictures; in 4.6 videos, too."""
+        if kind == "image":
+            return self.config.images.use_image_id
+        return self.config.videos.use_image_id and not self.config.canvas
 
     def _tokens_of(self, kind: MediaKind, frame: Frame) -> MediaTokens:
-        pad, marker = self._pads[kind], self._markers
-        (height, width), (rows, columns) = frame.overview, frame.grid
-        parts = [marker["<image>"], repeated(pad, height * width), marker["</image>"]]
-        crop = [marker["<slice>"], repeated(pad, frame.crop[0] * frame.crop[1]), marker["</slice>"]]
-        for row in range(rows):
-            parts += [self._line_break] * bool(row) + crop * columns
-        return join(parts)
+        overview, crop = (repeated(self._pads[kind], high * wide) for high, wide in (frame.overview, frame.crop))
+        return self._tokens.picture(overview, crop, frame.grid[::-1])
 
     def _item(self, kind: MediaKind, sliced: SlicedPicture, source: bytes | None = None) -> MediaItem:
         """sliced: a picture, or all frames, whose grid is that of each."""
@@ -241,4 +218,4 @@ def sample_frames(metadata: VideoMetadata, *, fps: float | None, max_frames: int
 
 def load_processor(directory: Path) -> MiniCPMV46Processor:
     """Reads config.json, processor_config.json, generation_config.json, tokenizer.json and the chat template."""
-    return MiniCPMV46Processor(load_config(directory), *load_text(directory, spoken=_REASONING))
+    return MiniCPMV46Processor(load_config(directory), *load_text(directory, spoken=THINKING))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,15 @@ _FULL_ATTENTION_BLOCKS = (7, 15, 23, 31)
 
 @dataclass(frozen=True)
 class Qwen25VLConfig:
-    """shared: the fields that mean the same as in Qwen2-VL.
+    """shared: the fields that Qwen2-VL has, too.
 
     window: side of an attention window in embedding rows (2x2 patches each). full_attention: numbers of the tower's
-    blocks that attend to whole frames; all others attend inside windows. tokens_per_second: positions on the time axis
-    in a second of video.
+    blocks that attend to whole frames; all others attend inside windows.
     """
 
     shared: Qwen2VLConfig
     window: int
     full_attention: frozenset[int]
-    tokens_per_second: float
 
 
 def load_config(directory: Path) -> Qwen25VLConfig:
@@ -36,10 +34,9 @@ def load_config(directory: Path) -> Qwen25VLConfig:
     shared = config_of(directory, config, _tower)
     vision = config["vision_config"]
     return Qwen25VLConfig(
-        shared=shared,
+        shared=replace(shared, tokens_per_second=_tokens_per_second(vision)),
         window=_window(vision, shared.vision.factor),
         full_attention=_full_attention(vision, shared.vision.depth),
-        tokens_per_second=_tokens_per_second(vision),
     )
 
 

@@ -34,7 +34,6 @@ _PATCHES_PER_WINDOW = 36
 and no larger number of them makes smaller ones. More room would cost each replay further empty segments."""
 _MIN_WINDOWS = 16
 _CACHED_GRIDS = 64
-_WORDS = (torch.int64, torch.int32, torch.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,10 +148,9 @@ class Qwen25VLEncoder(PatchEncoder):
         return {"embeds": merged.index_select(0, buffers["reverse_index"])}
 
     def _in_window_order(self, pixels: Tensor, window_index: Tensor) -> Tensor:
-        """Rows [P, 1176] of embedding rows gathered by window_index; bytes are moved eight at a time, or as many as
-        make up a row of another size."""
+        """Rows [P, 1176] of embedding rows gathered by window_index; bytes are moved eight at a time if they can."""
         units = pixels.view(len(window_index), -1)
-        word = next(word for word in _WORDS if units.shape[1] % word.itemsize == 0)
+        word = torch.uint8 if units.shape[1] % torch.int64.itemsize else torch.int64
         return units.view(word).index_select(0, window_index).view(torch.uint8).view(pixels.shape)
 
     def _windows(self, item: MediaItem) -> int:

@@ -17,13 +17,11 @@ from models.checkpoints.published import (
     token_id,
 )
 from models.interfaces.errors import CheckpointError
-from models.qwen_vl.config import ImageSettings, VisionConfig, check_tower, image_settings, mrope_section
+from models.qwen_vl.config import ImageSettings, VisionConfig, image_settings, mrope_section
 from models.qwen_vl.v3.videos import FrameRule
 
 _PICTURE_FILE, _VIDEO_FILE = "preprocessor_config.json", "video_preprocessor_config.json"
 _VIDEO_SECTION = "video_processor"
-_FRAME_TOKENS = 768
-"""max_video_tokens of the published class."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +37,11 @@ class TowerConfig:
 
 
 @dataclass(frozen=True)
-class ExpertSizes:
-    """dense_layers: numbers of the layers that have a dense MLP in their place."""
-
-    count: int
-    top_k: int
-    intermediate_size: int
-    dense_layers: frozenset[int]
-
-
-@dataclass(frozen=True)
 class Qwen3VLConfig:
-    """text: the published text_config. experts: None in dense models. videos: bounds on the pixels of all frames of a
-    video together. frames: which of them are read."""
+    """text: the published text_config, with num_experts in mixtures alone. videos: bounds on the pixels of all frames
+    of a video together. frames: which of them are read."""
 
     text: Mapping[str, Any]
-    experts: ExpertSizes | None
     tower: TowerConfig
     images: ImageSettings
     videos: ImageSettings
@@ -78,19 +65,17 @@ def config_of(directory: Path, config: Mapping[str, Any]) -> Qwen3VLConfig:
     # The field inside text_config is a class default, unrelated to the published models.
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings", False))
     require_text_fields(directory, text)
-    _require_interleaved(text)
-    check_tower(config.get("vision_config"))
+    name, rope = mrope_section(text)
+    # With contiguous sections the decoder would give wrong answers.
+    require_fields(f"config.json: {name}.", rope, {"mrope_interleaved": True}, needed=True)
     try:
-        tower = _tower(section_of(config, "vision_config"))
-        if tower.vision.out_features != text["hidden_size"]:
-            raise CheckpointError(
-                f"config.json: vision_config.out_hidden_size is {tower.vision.out_features}, expected the language "
-                f"model's {text['hidden_size']}"
-            )
+        _check_experts(text)
+        vision, width = section_of(config, "vision_config"), {"out_hidden_size": text["hidden_size"]}
+        require_fields("config.json: vision_config.", vision, width, said="expected the language model's hidden_size")
+        tower = _tower(vision)
         images = image_settings(directory, _PICTURE_FILE, "image_processor", tower.vision)
         return Qwen3VLConfig(
             text=text,
-            experts=_experts(text),
             tower=tower,
             images=images,
             videos=_video_settings(directory, tower.vision, images),
@@ -104,43 +89,17 @@ def config_of(directory: Path, config: Mapping[str, Any]) -> Qwen3VLConfig:
         raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
 
 
-def _require_interleaved(text: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for contiguous sections, or none, with which the decoder would give wrong answers."""
-    name, rope = mrope_section(text)
-    if rope.get("mrope_interleaved") is not True:
-        raise CheckpointError(
-            f"config.json: {name}.mrope_interleaved is {rope.get('mrope_interleaved')!r}, expected true"
-        )
-
-
-def _experts(text: Mapping[str, Any]) -> ExpertSizes | None:
-    """The published field is num_experts, that of transformers 5 num_local_experts; dense models have neither."""
-    count = text.get("num_experts", text.get("num_local_experts"))
-    if count is None:
-        return None
+def _check_experts(text: dict[str, Any]) -> None:
+    """Dense models have neither num_experts nor num_local_experts, its name in transformers 5."""
+    named = {name: value for name, value in text.items() if value is not None}
+    if (count := named.get("num_experts", named.get("num_local_experts"))) is None:
+        return
+    text["num_experts"] = count
     require_fields("config.json: text_config.", text, {"norm_topk_prob": True})
-    return ExpertSizes(
-        count=int(count),
-        top_k=int(text["num_experts_per_tok"]),
-        intermediate_size=int(text["moe_intermediate_size"]),
-        dense_layers=_dense_layers(text),
-    )
-
-
-def _dense_layers(text: Mapping[str, Any]) -> frozenset[int]:
-    """Numbers of the layers without experts: those that mlp_only_layers lists, and of every decoder_sparse_step layers
-    all but the last."""
-    layers, step = range(int(text["num_hidden_layers"])), int(text.get("decoder_sparse_step") or 1)
-    listed = text.get("mlp_only_layers") or []
-    if step < 1 or not all(layer in layers for layer in listed):
-        raise CheckpointError(
-            f"config.json: text_config.mlp_only_layers is {listed!r} and decoder_sparse_step {step}, expected numbers "
-            f"of layers below {len(layers)} and a step of at least 1"
-        )
-    dense = frozenset(layer for layer in layers if layer in listed or (layer + 1) % step)
-    if len(dense) == len(layers):
-        raise CheckpointError("config.json: text_config.mlp_only_layers leaves no layer with experts")
-    return dense
+    require_fields("config.json: text_config.", named, {"mlp_only_layers": [], "decoder_sparse_step": 1})
+    for name in ("num_experts_per_tok", "moe_intermediate_size"):
+        if name not in named:
+            raise KeyError(name)
 
 
 def _tower(config: Mapping[str, Any]) -> TowerConfig:
@@ -187,17 +146,9 @@ def _video_file(directory: Path) -> str:
 
 
 def _frame_rule(directory: Path) -> FrameRule:
-    """Absent fields, as in all published files, have the defaults of the published class. A rate of null reads every
-    frame, as in transformers."""
+    """Absent fields, as in all published files, have the defaults of the published class; the publisher's training
+    code writes its own."""
     where, fields = preprocessor_fields(directory, _VIDEO_SECTION, _video_file(directory))
-    published, num_frames = FrameRule(), fields.get("num_frames")
-    if num_frames is not None and fields.get("fps") is not None:
-        raise CheckpointError(f"{where}: num_frames {num_frames} and fps {fields['fps']} exclude each other")
-    capped = fields.get("cap_pixels_per_frame") or False
-    return FrameRule(
-        fps=fields.get("fps", published.fps),
-        min_frames=fields.get("min_frames") or published.min_frames,
-        max_frames=fields.get("max_frames") or published.max_frames,
-        num_frames=num_frames,
-        frame_tokens=fields.get("max_video_tokens") or _FRAME_TOKENS if capped else None,
-    )
+    named = {name: value for name, value in fields.items() if value is not None}
+    require_fields(f"{where}: ", named, {"num_frames": None, "cap_pixels_per_frame": False})
+    return FrameRule(**{name: named[name] for name in ("fps", "min_frames", "max_frames") if name in named})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 from models.checkpoints.chat_model import VisionChatModel, load_chat_model, loader
 from models.checkpoints.checkpoint import Source
 from models.checkpoints.tied_head import with_the_files_head
 from models.checkpoints.weight_files import WEIGHT_NAMES, tensor_shape
+from models.interfaces.errors import CheckpointError
 from models.interfaces.rule import Rule, renamed
 from models.layers.block import ExpertLayout, ExpertsConfig
 from models.layers.decoder import CausalDecoder, DecoderConfig, decoder_rules
@@ -23,7 +25,11 @@ LANGUAGE = "model.language_model."
 def load_model(source: Source) -> VisionChatModel[Qwen3VLEncoder, CausalDecoder]:
     config = load_config(source.directory)
     decoder = with_the_files_head(decoder_config(config), source)
-    layout = expert_layout(source.directory, decoder) if source.load_format == "published" else "published"
+    layout: ExpertLayout = "apart" if experts_apart(source, f"{LANGUAGE}layers.") else "published"
+    experts, stored = decoder.block.experts, source.load_format == "published" and layout == "published"
+    if stored and experts is not None and decoder.block.hidden_size / experts.intermediate_size in (1, 2):
+        # Their shape would not tell published files, whose matrices are transposed, from those of transformers 5.
+        raise CheckpointError("config.json: text_config.moe_intermediate_size makes square matrices, not supported")
     return load_chat_model(
         source,
         lambda: (Qwen3VLEncoder(config.tower, config.images), CausalDecoder(decoder)),
@@ -33,31 +39,22 @@ def load_model(source: Source) -> VisionChatModel[Qwen3VLEncoder, CausalDecoder]
 
 
 def decoder_config(config: Qwen3VLConfig) -> DecoderConfig:
-    sizes = config.experts
-    return DecoderConfig.from_published(
-        config.text,
-        qk_norm=True,
-        experts=ExpertsConfig(sizes.count, sizes.top_k, sizes.intermediate_size) if sizes else None,
-        dense_layers=sizes.dense_layers if sizes else frozenset(),
-        feature_levels=len(config.tower.deepstack),
-    )
+    text, levels = config.text, len(config.tower.deepstack)
+    return DecoderConfig.from_published(text, qk_norm=True, experts=experts_of(text), feature_levels=levels)
 
 
-def expert_layout(directory: Path, decoder: DecoderConfig) -> ExpertLayout:
-    """The layout, by the names or the shapes of a layer's experts: published and saved tensors have the same names, and
-    of their two shapes at most one is square."""
-    sizes, hidden = decoder.block.experts, decoder.block.hidden_size
-    if sizes is None:
-        return "published"
-    layer = next(layer for layer in range(decoder.num_layers) if layer not in decoder.dense_layers)
-    prefix = f"{LANGUAGE}layers.{layer}.mlp.experts."
-    if tensor_shape(directory, *(f"{prefix}0.gate_proj.{codes}" for codes in WEIGHT_NAMES)) is not None:
-        return "apart"  # as quantised files and converters of other tools have them
-    saved = {"gate_up_proj": (2 * sizes.intermediate_size, hidden), "down_proj": (hidden, sizes.intermediate_size)}
-    for name, (rows, columns) in saved.items():
-        if rows != columns and tensor_shape(directory, f"{prefix}{name}") == (sizes.count, rows, columns):
-            return "saved"
-    return "published"
+def experts_of(text: Mapping[str, Any]) -> ExpertsConfig | None:
+    """The mixture that a text_config describes."""
+    if text.get("num_experts") is None:
+        return None
+    return ExpertsConfig(text["num_experts"], text["num_experts_per_tok"], text["moe_intermediate_size"])
+
+
+def experts_apart(source: Source, layers: str) -> bool:
+    """Whether each matrix of an expert is a tensor, as in quantised files and in those of other tools' converters.
+    layers: prefix of the layers' tensors."""
+    first = [f"{layers}0.mlp.experts.0.gate_proj.{name}" for name in WEIGHT_NAMES]
+    return source.load_format == "published" and tensor_shape(source.directory, *first) is not None
 
 
 def vision_rules(config: TowerConfig) -> list[Rule]:

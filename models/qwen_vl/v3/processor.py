@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,19 @@ import numpy as np
 from PIL import Image
 
 from models.interfaces.errors import CheckpointError, InputError
-from models.interfaces.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, VideoFrames, VideoMetadata
-from models.interfaces.resizing import FrameResizer, resized_or_left
-from models.qwen_vl.items import grid_of, picture_size, vision_item
+from models.interfaces.media import ChatMessage, MediaItem, Prompt, TokenizedChat, VideoFrames, VideoMetadata
+from models.interfaces.resizing import FrameResizer
+from models.qwen_vl.items import grid_of, picture_item, vision_item
 from models.qwen_vl.positions import mrope_positions
 from models.qwen_vl.v3.config import Qwen3VLConfig, load_config
 from models.qwen_vl.v3.videos import pair_tenths, sample_frames, time_text, video_size
-from models.text.chat_template import ChatTemplate
-from models.text.placeholders import MediaTokens, check_length, expand, join, plain, repeated
+from models.text.chat_template import THINKING, ChatTemplate
+from models.text.placeholders import MediaTokens, join, plain, repeated
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
-from models.text.tools import Escape, Turn
+from models.text.tools import Turn
 
 _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
-_REASONING = ("<think>", "</think>")
 _OPTIONS = frozenset({"enable_thinking", "preserve_thinking", "reasoning_effort"})
 _THOUGHT = "a thought to look for"
 
@@ -35,17 +35,19 @@ class Qwen3VLProcessor(TextProcessor):
     pair in tenths of a second.
     """
 
+    template_defaults: Mapping[str, bool] = {"add_vision_id": False}
+
     def __init__(
         self, config: Qwen3VLConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
         super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS)
         self.config = config
         self.template_options = _OPTIONS & template.variables
-        thinks = "enable_thinking" in self.template_options or _prompt_of(template).rstrip().endswith(_REASONING[0])
-        self.reasoning_markers = _REASONING if thinks else None
+        thinks = "enable_thinking" in self.template_options or _prompt_of(template).rstrip().endswith(THINKING[0])
+        self.reasoning_markers = THINKING if thinks else None
         # Some templates take an earlier answer's reasoning out of its text; those of 3.8 leave the text as it is.
-        answer: Turn = {"role": "assistant", "content": f"{_THOUGHT}{_REASONING[1]}"}
-        self._divides_answers = thinks and _THOUGHT not in _prompt_of(template, answer)
+        answer: Turn = {"role": "assistant", "content": f"{_THOUGHT}{THINKING[1]}"}
+        self.divides_answers = thinks and _THOUGHT not in _prompt_of(template, answer)
         self._settings = repr((config.tower, config.images, config.videos)).encode()
         self._placeholders = {"image": config.image_token_id, "video": config.video_token_id}
         self.placeholder_ids = frozenset(self._placeholders.values())
@@ -54,11 +56,8 @@ class Qwen3VLProcessor(TextProcessor):
             raise CheckpointError(f"config.json: ids {sorted(unknown)} of vision tokens are not in tokenizer.json")
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
-        """picture: upright, alpha already flattened."""
         vision = self.config.tower.vision
-        height, width = picture_size(picture, self.config.images, vision.factor, detail)
-        frame = resized_or_left(picture, width, height)
-        return vision_item("image", (frame,), (height, width), vision, self._settings, source=source)
+        return picture_item(picture, self.config.images, vision, self._settings, detail=detail, source=source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         return sample_frames(metadata, fps=fps, max_frames=max_frames, rule=self.config.frames)
@@ -66,19 +65,9 @@ class Qwen3VLProcessor(TextProcessor):
     def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameResizer:
         """All frames together stay within the checkpoint's pixel limits for videos."""
         vision, limits = self.config.tower.vision, self.config.videos
-        try:
-            size = video_size(
-                num_frames,
-                metadata.height,
-                metadata.width,
-                pair=vision.temporal_patch_size,
-                factor=vision.factor,
-                min_pixels=limits.min_pixels,
-                max_pixels=limits.max_pixels,
-                frame_tokens=self.config.frames.frame_tokens,
-            )
-        except ValueError as error:
-            raise InputError("video_url", str(error)) from error
+        sizes = {"pair": vision.temporal_patch_size, "factor": vision.factor}
+        bounds = {"min_pixels": limits.min_pixels, "max_pixels": limits.max_pixels}
+        size = video_size(num_frames, metadata.height, metadata.width, **sizes, **bounds)
         return FrameResizer(*size, may_leave=True)
 
     def video(self, video: VideoFrames) -> MediaItem:
@@ -88,22 +77,17 @@ class Qwen3VLProcessor(TextProcessor):
         size = to.height, to.width
         return vision_item("video", frames, size, vision, self._settings, arrays={"tenths": tenths})
 
-    def template_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """options: add_vision_id numbers the pictures and videos ("Picture 1: "), as the chat template does it."""
-        return {"add_vision_id": bool(options.get("add_vision_id", False)), **super().template_arguments(options)}
-
     def template_chat(self, token_ids: Sequence[int], messages: Sequence[ChatMessage]) -> TokenizedChat:
         return super().template_chat(self._bare_videos(token_ids), messages)
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """A picture's placeholder is repeated for its rows; a video becomes its frame pairs, each with its time before
         it and positions like a picture's."""
-        token_ids, placeholders = expand(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders])
-        check_length(token_ids, self.context_length)
-        runs = [(run.start, (1, *grid_of(items[run.item])[1:])) for run in placeholders]
+        prompt = self.plain_prompt(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders], items)
+        runs = [(run.start, (1, *grid_of(items[run.item])[1:])) for run in prompt.placeholders]
         merge_size = self.config.tower.vision.merge_size
-        positions, next_position = mrope_positions(len(token_ids), runs, merge_size=merge_size)
-        return Prompt(token_ids, positions, next_position, tuple(items), placeholders)
+        positions, next_position = mrope_positions(len(prompt.token_ids), runs, merge_size=merge_size)
+        return replace(prompt, positions=positions, next_position=next_position)
 
     def _media_tokens(self, item: MediaItem) -> MediaTokens:
         placeholder = self._placeholders[item.kind]
@@ -121,28 +105,13 @@ class Qwen3VLProcessor(TextProcessor):
 
     def _bare_videos(self, token_ids: Sequence[int]) -> list[int]:
         """Removes the markers that the template puts around a whole video, since each frame pair gets its own."""
-        start, end = self.config.vision_start_token_id, self.config.vision_end_token_id
-        around = (start, self.config.video_token_id, end)
-        bare: list[int] = []
-        index = 0
-        while index < len(token_ids):
-            if tuple(token_ids[index : index + 3]) == around:
-                bare.append(self.config.video_token_id)
-                index += 3
-            else:
-                bare.append(token_ids[index])
-                index += 1
+        config, bare = self.config, list(token_ids)
+        around = [config.vision_start_token_id, config.video_token_id, config.vision_end_token_id]
+        places = [index for index, token in enumerate(bare) if token == config.video_token_id]
+        for index in reversed(places):
+            if bare[index - 1 : index + 2] == around:
+                del bare[index + 1], bare[index - 1]
         return bare
-
-    def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
-        turn = super().template_turn(message, kinds, escaped)
-        text = "".join(part.text or "" for part in message.content)
-        ends_reasoning = self._divides_answers and message.reasoning is None and _REASONING[1] in text
-        if turn["role"] != "assistant" or not ends_reasoning or not isinstance(turn["content"], str):
-            return turn
-        # The template, which drops or keeps the reasoning of earlier answers, does not recognise escaped markers.
-        thought, answer = split_reasoning(text)
-        return {**turn, "reasoning_content": escaped(thought), "content": escaped(answer)}
 
 
 def load_processor(directory: Path) -> Qwen3VLProcessor:
@@ -152,7 +121,7 @@ def load_processor(directory: Path) -> Qwen3VLProcessor:
 
 def processor_of(directory: Path, config: Qwen3VLConfig) -> Qwen3VLProcessor:
     """load_processor for a configuration that was read already."""
-    return Qwen3VLProcessor(config, *load_text(directory, spoken=_REASONING))
+    return Qwen3VLProcessor(config, *load_text(directory, spoken=THINKING))
 
 
 def _prompt_of(template: ChatTemplate, *earlier: Turn) -> str:
@@ -166,10 +135,3 @@ def _prompt_of(template: ChatTemplate, *earlier: Turn) -> str:
         except InputError:
             continue
     return ""
-
-
-def split_reasoning(text: str) -> tuple[str, str]:
-    """(reasoning, answer) of an earlier answer, as the Thinking template divides it."""
-    before, _, _ = text.partition(_REASONING[1])
-    thought = before.rstrip("\n").rpartition(_REASONING[0])[2].lstrip("\n")
-    return thought, text.rpartition(_REASONING[1])[2].lstrip("\n")

@@ -14,25 +14,19 @@ import numpy as np
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import VideoFrames, VideoMetadata
-from models.qwen_vl.pictures import DEFAULT_FPS, MAX_ASPECT
+from models.qwen_vl.pictures import DEFAULT_FPS, check_aspect
 
 _MIN_FRAMES, _MAX_FRAMES = 4, 768
-_LEAST_SHARE = 1.05
-"""Pixels that a frame of a capped video may always have, in units of min_pixels."""
 
 
 @dataclass(frozen=True)
 class FrameRule:
-    """Which frames of a video a checkpoint reads: `fps` per second (None: all of them), but at least `min_frames` and
-    at most `max_frames`; or `num_frames` of any video. frame_tokens: number of embedding rows that each of them may
-    take; None: no limit but that of all frames together. The defaults are those of the published class; no published
-    file overrides them."""
+    """Which frames of a video a checkpoint reads: `fps` per second, but at least `min_frames` and at most `max_frames`.
+    The defaults are those of the published class; no published file overrides them."""
 
-    fps: float | None = DEFAULT_FPS
+    fps: float = DEFAULT_FPS
     min_frames: int = _MIN_FRAMES
     max_frames: int = _MAX_FRAMES
-    num_frames: int | None = None
-    frame_tokens: int | None = None
 
 
 def sample_frames(
@@ -49,43 +43,22 @@ def sample_frames(
     limit = min(limit, max_frames)
     if metadata.listed and total <= limit:
         return list(range(total))
-    if fps is None and rule.num_frames is not None:
-        return _spread(total, min(rule.num_frames, max_frames, total))
-    rate, wanted_rate = metadata.fps if metadata.fps > 0 else DEFAULT_FPS, fps or rule.fps
-    wanted = total if all_asked or wanted_rate is None else int(min(total, total / rate * wanted_rate))
-    return _spread(total, max(1, min(max(wanted, rule.min_frames), limit, total)))
-
-
-def _spread(total: int, count: int) -> list[int]:
-    indices: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
-    return indices
+    rate = metadata.fps if metadata.fps > 0 else DEFAULT_FPS
+    wanted = total if all_asked else int(min(total, total / rate * (fps or rule.fps)))
+    count = max(1, min(max(wanted, rule.min_frames), limit, total))
+    return np.linspace(0, total - 1, count).round().astype(int).tolist()
 
 
 def video_size(
-    num_frames: int,
-    height: int,
-    width: int,
-    *,
-    pair: int,
-    factor: int,
-    min_pixels: int,
-    max_pixels: int,
-    frame_tokens: int | None = None,
+    num_frames: int, height: int, width: int, *, pair: int, factor: int, min_pixels: int, max_pixels: int
 ) -> tuple[int, int]:
-    """Height and width in multiples of `factor` such that the pixels of all frames lie within the bounds. frame_tokens:
-    as in FrameRule.
-
-    Raises ValueError over 200:1.
-    """
+    """Height and width in multiples of `factor` such that the pixels of all frames lie within the bounds. InputError as
+    of `check_aspect`."""
     num_frames = max(num_frames, pair)  # a single frame is used twice
-    if frame_tokens is not None:
-        share = min(frame_tokens * factor**2, max_pixels // num_frames)
-        max_pixels = max(share, int(min_pixels * _LEAST_SHARE)) * num_frames
     if height < factor or width < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
-    if max(height, width) > MAX_ASPECT * min(height, width):
-        raise ValueError(f"{width}x{height} pixels are over the aspect ratio of {MAX_ASPECT}:1")
+    check_aspect(height, width, "video_url")
     # Python rounds half to even, and so does the reference, frames included; it scales by all of them.
     rows, columns = round(height / factor), round(width / factor)
     pixels = round(num_frames / pair) * pair * rows * columns * factor**2

@@ -10,13 +10,13 @@ from typing import Any
 from models.checkpoints.chat_model import E, VisionChatModel, load_chat_model, loader
 from models.checkpoints.checkpoint import Source
 from models.checkpoints.tied_head import with_the_files_head
-from models.checkpoints.weight_files import WEIGHT_NAMES, tensor_shape
+from models.checkpoints.weight_files import tensor_shape
 from models.interfaces.rule import Rule
-from models.layers.block import ExpertLayout, ExpertsConfig
+from models.layers.block import ExpertLayout
 from models.layers.decoder import DecoderConfig
 from models.layers.gated_delta import GatedDeltaConfig
 from models.layers.rope_field import rope_field
-from models.qwen_vl.v3.model import vision_rules
+from models.qwen_vl.v3.model import LANGUAGE, experts_apart, experts_of, vision_rules
 from models.qwen_vl.v3.vision import Qwen3VLEncoder
 from models.qwen_vl.v3_5.config import FULL, load_config
 from models.qwen_vl.v3_5.language import HybridConfig, HybridDecoder, drafter_rules, hybrid_rules
@@ -42,7 +42,7 @@ def load_hybrid(
     drafter &= source.load_format == "random" or tensor_shape(source.directory, "mtp.fc.weight") is not None
     hybrid = replace(hybrid_config(text), drafter=drafter)
     hybrid = replace(hybrid, decoder=with_the_files_head(hybrid.decoder, source))
-    layers, draft_layers = (_expert_layout(source, prefix) for prefix in (_LAYERS, _DRAFT_LAYERS))
+    layers, draft_layers = (_expert_layout(source, prefix) for prefix in (f"{LANGUAGE}layers.", "mtp.layers."))
     model = load_chat_model(
         source,
         lambda: (encoder(), HybridDecoder(hybrid)),
@@ -54,22 +54,13 @@ def load_hybrid(
     return model
 
 
-_LAYERS, _DRAFT_LAYERS = "model.language_model.layers.", "mtp.layers."
-
-
 def _expert_layout(source: Source, layers: str) -> ExpertLayout:
-    """In quantised files experts are apart; the others have all in one tensor [expert, out, in]."""
-    first = [f"{layers}0.mlp.experts.0.gate_proj.{name}" for name in WEIGHT_NAMES]
-    apart = source.load_format == "published" and tensor_shape(source.directory, *first) is not None
-    return "apart" if apart else "saved"
+    return "apart" if experts_apart(source, layers) else "saved"
 
 
 def hybrid_config(text: Mapping[str, Any]) -> HybridConfig:
     """text: of models.qwen_vl.v3_5.config.load_config."""
-    experts = None
-    if text.get("num_experts") is not None:
-        experts = ExpertsConfig(text["num_experts"], text["num_experts_per_tok"], text["moe_intermediate_size"])
-    decoder = DecoderConfig.from_published(text, qkv_bias=False, qk_norm=True, experts=experts)
+    decoder = DecoderConfig.from_published(text, qkv_bias=False, qk_norm=True, experts=experts_of(text))
     _, rope = rope_field(text)
     share = rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 0.25
     return HybridConfig(

@@ -1,7 +1,7 @@
 """VoxCPM2's step around its networks: inputs from slot state, the token rows of both local stacks with the norm that
 their first layers begin with, the Euler steps between LocDiT's evaluations, and stop, patch and state at the end.
 
-References: models.voxcpm2.rows.step_inputs and models.voxcpm2.patch.make_patch. Every operation is rounded to the dtype
+References: models.voxcpm2.rows.step_inputs and models.voxcpm2.rows.make_patch. Every operation is rounded to the dtype
 where these round it. Halves of a guided batch lie together: sequence 2 i is stream i's conditional one, 2 i + 1 its
 unconditional one.
 """
@@ -462,7 +462,7 @@ def make_patch(
     residual: Tensor,
     lora: Lora | None = None,
 ) -> Tensor:
-    """models.voxcpm2.patch.make_patch with one kernel between two evaluations of LocDiT, and one behind the last."""
+    """models.voxcpm2.rows.make_patch with one kernel between two evaluations of LocDiT, and one behind the last."""
     dit, times, step_sizes = solver.dit, solver.time_table, solver.schedule.step_sizes
     hidden = project(network.stop_proj, lm)
     flow = FlowTokens(state, slots, dit.cond_proj, dit.in_proj, dit.decoder.first_norm)

@@ -149,8 +149,10 @@ class Family:
         return resolve(family_of(directory).model)(directory, torch.device(device), dtype, load_format)
 
     def processor_of(self, directory: Path) -> Any:
-        options = {} if self.video_limits is None else {"video_limits": self.video_limits}
-        return resolve(family_of(directory).processor)(directory, **options)
+        processor = resolve(family_of(directory).processor)(directory)
+        if self.video_limits is not None:
+            processor.video_limits = self.video_limits
+        return processor
 
     def prompt(self, name: str) -> Prompt:
         return _prompt(self.name, name)
@@ -158,7 +160,7 @@ class Family:
     def prompt_by(self, name: str, processor: Any) -> Prompt:
         """By another processor than the directory's."""
         if self.version:
-            return minicpmv.golden_prompt(self.version, name)
+            return minicpmv.golden_prompt(processor, self.directory, name)
         golden = self.inputs["prompts"][name]
         options = {key: golden[key] for key in ("add_vision_id",) if self.qwen} | golden.get("template_kwargs", {})
         return golden_prompt(processor, self.directory, name, **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import service.engine.chat.graphs as graphs_module
 from models.interfaces.media import Prompt
 from models.layers.kv_cache import STATE_INTERVAL
 from service.engine.chat.states import PROMPT_TAIL
-from tests.models.families.family import ALL, FAMILIES, IN_FULL, Family, families, kimi_frames
+from tests.models.families.family import FAMILIES, IN_FULL, Family, families
 from tests.support.chat_golden import generate, golden_messages, golden_tools, golden_video
 from tests.support.devices import DEVICES
 from tests.support.golden import copy_checkpoint, media_files
@@ -152,17 +151,6 @@ def test_another_picture_at_the_same_place_misses() -> None:
     assert np.abs(made.log_probabilities("other") - made.log_probabilities("original")).max() > 1e-2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", families(*WITH_FEATURES, quick=ALL))
-def test_replayed_chunks_of_a_single_row(family: Family) -> None:
-    engine = engine_of(family, max_step_tokens=1)
-    name, length = family.single, len(family.prompt(family.single).token_ids)
-    engine.submit(name, family.prompt(name), max_tokens=family.tokens, logprobs=0)
-    engine.run()
-    check(engine, family, name, name)
-    assert engine.steps()["cached_prefill", "replay", "captured"] == length - 1
-
-
 @pytest.mark.parametrize("family", families(*WITH_FEATURES))
 def test_replayed_prefills(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before each the static buffers, which last held another prompt's features, are filled with NaN. Text is replayed
@@ -235,46 +223,6 @@ def test_the_same_frames_at_another_rate_share_embeddings_and_no_keys() -> None:
     assert np.abs(made.log_probabilities("fast") - alone.log_probabilities("fast")).max() <= TOLERANCE
     # The rate changes the answer, so keys of the other rate would have shown.
     assert np.abs(made.log_probabilities("fast") - made.log_probabilities("slow")).max() > 1e-2
-
-
-@pytest.mark.slow
-def test_positions_of_a_sparse_video_may_exceed_its_length() -> None:
-    """Four frames of an hour: the answer goes on behind position 3600."""
-    family = FAMILIES["qwen2_5_vl"]
-    messages, items = golden_messages(family.processor, family.directory, family.video_prompt)
-    clip = golden_video(family.directory, media_files(family.directory, family.video_prompt, "video")[0][:4])
-    hour = replace(clip, metadata=replace(clip.metadata, num_frames=3600 * 25, fps=25.0, duration=3600.0))
-    sparse = prompt_of(family.processor, messages, [family.processor.video(hour), *items[1:]])
-    assert sparse.next_position > 3600 > len(sparse.token_ids)
-    made = engine_of(family)
-    made.submit("hour", sparse, max_tokens=4)
-    made.run()
-    assert len(made.tokens("hour")) == 4
-
-
-@pytest.mark.slow
-def test_a_picture_that_fills_the_budget_a_larger_one_and_a_video_in_parts() -> None:
-    """One is replayed whole, the video frame by frame in replays; what no captured graph holds runs eagerly,
-    counted."""
-    family = FAMILIES["kimi_vl"]
-    prompt = family.prompt(family.single)
-    items = {"full": kimi_frames([(10, 16)]), "video": kimi_frames([(8, 8)] * 5, 1), "over": kimi_frames([(12, 16)], 2)}
-    tokens: dict[bool, dict[str, list[int]]] = {}
-    for graphs in (True, False):
-        made = engine_of(family, graphs=graphs)
-        for name, one in items.items():
-            words = np.array(prompt.token_ids[:8])
-            ids = np.concatenate((words, np.full(one.num_embeds, 321), words)).astype(np.int32)
-            run = replace(prompt.placeholders[0], start=len(words), length=one.num_embeds)
-            positions = np.arange(len(ids), dtype=np.int32)[None]
-            made.submit(name, Prompt(ids, positions, len(ids), (one,), (run,)), max_tokens=4)
-            made.run()
-        assert not made.failures()
-        tokens[graphs] = {name: made.tokens(name) for name in items}
-        if graphs:
-            encoder = {(route, reason): n for (kind, route, reason), n in made.steps().items() if kind == "encoder"}
-            assert encoder == {("replay", "captured"): 4, ("eager", "no_bucket"): 1}
-    assert tokens[True] == tokens[False]
 
 
 @pytest.mark.slow

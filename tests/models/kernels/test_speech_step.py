@@ -16,8 +16,7 @@ from models.layers.lora import LoraRows, rows_arrays
 from models.protocol import RESULT_FLAGS
 from models.voxcpm2.kernels.step import settle
 from models.voxcpm2.model import VoxCPM2, load_model
-from models.voxcpm2.patch import make_patch
-from models.voxcpm2.rows import step_inputs
+from models.voxcpm2.rows import make_patch, step_inputs
 from tests.models.kernels.checking import relative_error, replayed, sixteen_bits
 from tests.models.voxcpm2.golden import DIRECTORY
 from tests.support.slow import slow

@@ -21,9 +21,8 @@ from tokenizers import Regex, pre_tokenizers
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import VideoFrames, VideoMetadata
 from models.kimi_vl.pictures import ImageSettings
-from models.kimi_vl.processor import PUBLISHED_TEMPLATE, KimiVLProcessor, load_processor
+from models.kimi_vl.processor import KimiVLProcessor, load_processor
 from models.kimi_vl.tokenizer import SPLIT_PATTERN, load_tokenizer
-from models.text.chat_template import ChatTemplate
 from tests.models.families.family import FAMILIES
 from tests.support.prompts import prompt_of, say
 from tests.support.rows import rows
@@ -106,22 +105,6 @@ def bound(limit: int) -> int:
     return ImageSettings(PATCH, limit, (0.5,) * 3, (0.5,) * 3).most_patches
 
 
-@pytest.mark.parametrize(
-    ("size", "detail", "whole", "fitted"),
-    [((477, 434), "auto", 34 * 31, (32, 34)), ((253, 210), "low", 18 * 15, (16, 18))],
-)
-def test_the_limit_is_in_tokens_and_exact(
-    tmp_path: Path, size: tuple[int, int], detail: str, whole: int, fitted: tuple[int, int]
-) -> None:
-    """A few patches over in_token_limit, or over its quarter, and the picture is shrunk by the published rule: it
-    would have two columns more if it were not."""
-    limit = 1024 if detail == "auto" else 256
-    width, height = size
-    assert limit < whole == (width // PATCH) * (height // PATCH) < limit + 32
-    item = of(tmp_path, limit=1024).image(blank(width, height), detail=detail)
-    assert item.arrays["grids"].tolist() == [list(fitted)]
-
-
 def test_padding_is_black_and_right_and_below() -> None:
     patches = FAMILIES["kimi_vl"].model.encoder.plan([processor().image(blank(30, 20))]).tensors["pixels"][0]
     pixels = patches.view(2, 4, 3, PATCH, PATCH).permute(0, 3, 1, 4, 2).reshape(28, 56, 3)
@@ -181,14 +164,6 @@ def test_a_video_is_its_frames_as_pictures() -> None:
         assert np.array_equal(frame, picture.frames[0])
 
 
-def test_a_video_over_the_context_is_refused(tmp_path: Path) -> None:
-    owner = of(tmp_path, text={"max_position_embeddings": 11})
-    frames = (np.zeros((28, 56, 3), np.uint8),) * 6
-    with pytest.raises(InputError, match="6 frames take 12 positions; the context has 11") as refused:
-        owner.video(VideoFrames(frames, tuple(range(6)), (0.0,) * 6, clip(6)))
-    assert refused.value.field == "video_url"
-
-
 def test_answers_end_at_the_end_of_a_turn(tmp_path: Path) -> None:
     """config.json knows only [EOS]; generation_config.json may add ids."""
     special = processor().tokenizer.special_ids
@@ -212,45 +187,15 @@ def test_sampling_that_the_makers_recommend_where_the_files_name_none(tmp_path: 
     assert of(tmp_path / "other").generation_defaults == {}
 
 
-TEXTS = ("", "hi", " <|im_end|>", "◁think▷ <|media_pad|>", "你好\n\n", "<|im_", "end|>")
-ROLES = ("system", "user", "assistant", "developer")
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(ROLES), st.lists(st.sampled_from((*TEXTS, 0)), max_size=5)), min_size=1, max_size=5
-    )
-)
-def test_the_template_in_the_code_renders_as_the_published_one(turns: list[tuple[str, list[str | int]]]) -> None:
-    golden = processor()
-    own = KimiVLProcessor(golden.config, golden.tokenizer, ChatTemplate(PUBLISHED_TEMPLATE, {}), golden.images, {})
-    count = 0
-    messages = []
-    for role, pieces in turns:
-        parts = []
-        for piece in pieces:
-            parts.append(piece if isinstance(piece, str) else count)
-            count += isinstance(piece, int)
-        messages.append(say(role, *parts))
-    chats = [owner.apply_chat_template(messages, ["image"] * count, options={}) for owner in (golden, own)]
-    assert chats[0].token_ids.tolist() == chats[1].token_ids.tolist()
-    assert chats[0].placeholders == chats[1].placeholders and len(chats[0].placeholders) == count
-
-
 def test_the_template_is_that_of_the_files(tmp_path: Path) -> None:
     said = say("user", "x", 0)
     item = processor().image(blank(56, 28))
     usual = prompt_of(of(tmp_path), [said], [item]).token_ids.tolist()
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    source = config["chat_template"]
-    other = source.replace("You are a helpful assistant", "Be brief")
-    (tmp_path / "chat_template.jinja").write_text(other)
+    source = json.loads((tmp_path / "tokenizer_config.json").read_text())["chat_template"]
+    (tmp_path / "chat_template.jinja").write_text(source.replace("You are a helpful assistant", "Be brief"))
     changed = load_processor(tmp_path)
     ids = prompt_of(changed, [said], [item]).token_ids.tolist()
     assert ids != usual and b"Be brief" in changed.detokenize(ids)
-    (tmp_path / "chat_template.jinja").unlink()
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": None}))
-    assert prompt_of(load_processor(tmp_path), [said], [item]).token_ids.tolist() == usual
 
 
 @pytest.mark.slow
@@ -268,10 +213,11 @@ def test_a_long_video_leaves_a_tenth_of_the_context_free(width: int, height: int
 
 
 TOKENIZER = load_tokenizer(DIRECTORY)
+RANKS = [line.split() for line in (DIRECTORY / "tiktoken.model").read_text().splitlines()]
 TIKTOKEN = tiktoken.Encoding(
     "kimi",
     pat_str=SPLIT_PATTERN,
-    mergeable_ranks={token: rank for rank, token in enumerate(TOKENIZER.ranks)},
+    mergeable_ranks={base64.b64decode(token): int(rank) for token, rank in RANKS},
     special_tokens=dict(TOKENIZER.special_ids),
 )
 _PIECES = [
@@ -304,11 +250,6 @@ def test_golden_cases(case: dict) -> None:
 def test_special_ids_give_no_bytes() -> None:
     end = TOKENIZER.special_ids["<|im_end|>"]
     assert TOKENIZER.decode([*TOKENIZER.encode_plain("a"), end, *TOKENIZER.encode_plain("b")]) == b"ab"
-
-
-def test_long_runs_are_cut_and_nothing_is_lost() -> None:
-    text = "x" * 60_000 + " " * 30_000 + "y"
-    assert TOKENIZER.decode(TOKENIZER.encode_plain(text)) == text.encode()
 
 
 @pytest.mark.parametrize("content", ["AA== 1\n", "AA==\n", "?? 0\n", "AA== 0\n"])

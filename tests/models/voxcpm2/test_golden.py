@@ -62,8 +62,9 @@ def test_schedule_and_time_embeddings_are_the_references(kind: str) -> None:
 
 def test_local_encoder_agrees_with_the_reference(kind: str) -> None:
     network, x = model(DTYPES[kind]).network, component_input("locenc.x", kind)
-    close(network.feat_encoder(network.feat_encoder.tokens(x)), f"{kind}.locenc.cls", tolerance(kind))
-    close(network.embed_patches(x), f"{kind}.locenc.embed", tolerance(kind))
+    tokens = network.feat_encoder.tokens(x)
+    close(network.feat_encoder(tokens), f"{kind}.locenc.cls", tolerance(kind))
+    close(network.embed_encoder_tokens(tokens), f"{kind}.locenc.embed", tolerance(kind))
 
 
 def test_quantizer_and_stop_head_agree_with_the_reference(kind: str) -> None:
@@ -126,7 +127,7 @@ def test_prompt_layout_and_hidden_states_agree_with_the_reference(mode: str) -> 
     lm, residual = network.prompt_backbone(
         torch.from_numpy(layout.token_ids).long(),
         torch.where(mask, mask.cumsum(0) - 1, -1),
-        network.embed_patches(request.patches),
+        request.patches,
         torch.arange(length),
         cache.batch(prefills=[(sequence, length)]),
     )
@@ -136,7 +137,8 @@ def test_prompt_layout_and_hidden_states_agree_with_the_reference(mode: str) -> 
     generated = expected()[f"{mode}.patches"][:-1]
     positions = torch.arange(length, length + len(generated))
     batch = cache.batch(prefills=[(sequence, len(generated))])
-    steps = network.audio_backbone(network.embed_patches(generated), network.rotary(positions), batch)
+    embeds = network.embed_encoder_tokens(network.feat_encoder.tokens(generated))
+    steps = network.audio_backbone(embeds, network.rotary(positions), batch)
     lm, residual = (torch.cat((first[-1:], rest)) for first, rest in zip((lm, residual), steps, strict=True))
     close(lm, f"{mode}.step_lm_hidden", HIDDEN)
     close(residual, f"{mode}.step_res_hidden", HIDDEN)
