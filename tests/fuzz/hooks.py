@@ -13,7 +13,6 @@ from tests.support.tool_samples import TOOLS
 
 SELDOM = (
     *("chat_template_kwargs", "tool_choice", "response_format", "structured_outputs", "min_tokens", "n"),
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
 )
 """Fields for which hardly anything that is drawn gets an answer."""
 

@@ -65,8 +65,6 @@ class ChatJob:
     grammar: str
     formatted: bool
     """Whether an answer that calls nothing has to match a format."""
-    unenforced: list[str] | UnsetType
-    """Paths of what the grammar does not enforce of the request's schemas."""
     record: RequestRecord
     raw: bool = False
     """Whether answers are text as it was generated: reasoning is part of it."""
@@ -129,11 +127,11 @@ async def prepare_job(
     use = partial(tool_use, body, model.chat_processor.call_format)
     tools = await context.in_thread(use) if body.tools or body.tool_choice else None
     record.ticket.grow(count - 1)
-    answer, unenforced = "", list[str]()
-    if body.is_constrained:
-        answer, unenforced = await answer_grammar(context.grammars, body, record.client)
+    answer = ""
+    if body.response_format or body.structured_outputs:
+        answer = await answer_grammar(context.grammars, body, record.client)
     prompt = await build_prompt(context, model, body, tools.tools if tools else (), record, raw)
-    tools, grammar, left_out = await _grammar(context, model, prompt, tools, answer, record.client)
+    tools, grammar = await _grammar(context, model, prompt, tools, answer, record.client)
     max_model_len = context.max_model_len(model)
     first = sampling_params(body, model.chat_processor, len(prompt.token_ids), max_model_len, settings)
     sampling = tuple(msgspec.structs.replace(first, seed=derived_seed(first.seed, index)) for index in range(count))
@@ -150,7 +148,6 @@ async def prepare_job(
         grammar=grammar,
         formatted=bool(answer),
         raw=raw is not None,
-        unenforced=[*unenforced, *left_out] or UNSET,
         record=record,
         counts=[ChoiceCounts() for _ in sampling],
     )
@@ -158,17 +155,17 @@ async def prepare_job(
 
 async def _grammar(
     context: ServerContext, model: HostedModel, prompt: Prompt, tools: ToolUse | None, answer: str, client: str
-) -> tuple[ToolUse | None, str, list[str]]:
-    """(the tools with parameters in the form of a grammar, the grammar that the answers must match, paths of what it
-    does not enforce of the tools). answer: the grammar for answers that call nothing."""
+) -> tuple[ToolUse | None, str]:
+    """(the tools with parameters in the form of a grammar, the grammar that the answers must match). answer: the
+    grammar for answers that call nothing."""
     markers, opened = model.chat_processor.reasoning_markers, opens_reasoning(model.chat_processor, prompt)
     reasoning = None if markers is None else Reasoning(*markers, opened)
     if tools is not None:
         return await checked_tool_grammar(context.grammars, tools, client, answer=answer, reasoning=reasoning)
     if answer and reasoning is not None and opened:
         make = partial(reasoned_grammar, answer, reasoning)
-        return None, await context.grammars.checked(make, "response_format", client), []
-    return None, answer, []
+        return None, await context.grammars.checked(make, "response_format", client)
+    return None, answer
 
 
 async def tried_again(context: ServerContext, job: ChatJob, index: int, collect: Callable[[], Awaitable[T]]) -> T:

@@ -257,7 +257,7 @@ class ResponsesUsage(msgspec.Struct, frozen=True):
 
 class ResponseObject(Repeated, frozen=True):  # Without kw_only its fields, id first, come before those of Repeated.
     """incomplete_details: the reason max_output_tokens if a limit of tokens, the context or request_timeout ended the
-    answer. steps, unenforced: as a chat completion has them."""
+    answer. steps: as a chat completion has them."""
 
     id: str
     created_at: int
@@ -274,7 +274,6 @@ class ResponseObject(Repeated, frozen=True):  # Without kw_only its fields, id f
     store: Literal[False] = False
     truncation: Literal["disabled"] = "disabled"
     steps: StepReport | UnsetType = UNSET
-    unenforced: list[str] | UnsetType = UNSET
 
 
 class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -395,7 +394,6 @@ class Answer:
             incomplete_details={"reason": "max_output_tokens"} if status == "incomplete" else None,
             usage=_usage(job) if ended else None,
             steps=job.steps() if ended else UNSET,
-            unenforced=[named(path, self._turns) for path in job.unenforced or () if ended] or UNSET,
             **{name: getattr(body, name) for name in Repeated.__struct_fields__} | unset,
         )
 

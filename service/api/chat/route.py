@@ -59,9 +59,7 @@ async def _prepared(
 
 async def _complete(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None) -> schema.ChatCompletion:
     choices = await all_results([_choice(context, job, spoken, index) for index in range(len(job.sampling))])
-    return schema.ChatCompletion(
-        job.id, job.created, job.model.name, choices, _usage(job, spoken), steps=job.steps(), unenforced=job.unenforced
-    )
+    return schema.ChatCompletion(job.id, job.created, job.model.name, choices, _usage(job, spoken), steps=job.steps())
 
 
 def _usage(job: ChatJob, spoken: SpokenAnswer | None) -> schema.Usage:
@@ -118,9 +116,7 @@ async def _events(
         async for choices in changes:  # sent together: one packet, not two or three
             yield b"".join(map(chunk, choices))
     if options.include_usage:
-        report = msgspec.structs.replace(
-            template, usage=_usage(job, spoken), steps=job.steps(), unenforced=job.unenforced
-        )
+        report = msgspec.structs.replace(template, usage=_usage(job, spoken), steps=job.steps())
         yield event(report) + DONE
     else:
         yield DONE

@@ -56,8 +56,10 @@ REFUSED = {
     **_refused("top_n_sigma", 0, -1),
     **_refused("functions", [], instead="use tools"),
     **_refused("function_call", "none", "auto", instead="use tool_choice"),
-    **_refused("regex", instead="use structured_outputs.regex"),
-    **_refused("ebnf", instead="use structured_outputs.grammar"),
+    **_refused("guided_json", instead="use structured_outputs.json"),
+    **_refused("guided_regex regex", instead="use structured_outputs.regex"),
+    **_refused("guided_choice", instead="use structured_outputs.choice"),
+    **_refused("guided_grammar ebnf", instead="use structured_outputs.grammar"),
     **_refused("grammar grammar_string", "", instead="use structured_outputs.grammar"),
     **_refused("json_schema", instead="use response_format.json_schema"),
     **_refused("format", "", instead="use response_format"),
@@ -377,15 +379,12 @@ class ResponseFormat(msgspec.Struct, frozen=True):
     schema: Any = None
 
 
-Choices = Annotated[list[str], Meta(min_length=1)]
-
-
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's name for what an answer has to match; exactly one of these. json: a schema, as an object or as text."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
-    choice: Choices | None = None
+    choice: Annotated[list[str], Meta(min_length=1)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -429,23 +428,12 @@ class ChatRequestBody(RefusedFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: str | None = None
     modalities: Annotated[list[Modality], Meta(min_length=1)] | None = None
     audio: AudioParams | None = None
 
     @property
     def asks_for_speech(self) -> bool:
         return self.audio is not None or "audio" in (self.modalities or ())
-
-    @property
-    def is_constrained(self) -> bool:
-        """Whether a field says what the answer has to match."""
-        whole = (self.response_format, self.structured_outputs)
-        guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
-        return any(field is not None for field in (*whole, *guided))
 
 
 # Responses
@@ -517,8 +505,6 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
-    """unenforced: paths of keywords in the request's schemas that the answer may break, if there are any."""
-
     id: str
     created: int
     model: str
@@ -527,7 +513,6 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: str | None = None
     steps: StepReport | UnsetType = UNSET
-    unenforced: list[str] | UnsetType = UNSET
 
 
 class DeltaMessage(msgspec.Struct, frozen=True):
@@ -550,7 +535,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True):
     """usage: absent unless stream_options.include_usage is set, then null in every chunk but the last, which has
-    `steps` and `unenforced`, too."""
+    `steps`, too."""
 
     id: str
     created: int
@@ -560,4 +545,3 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: str | None = None
     steps: StepReport | UnsetType = UNSET
-    unenforced: list[str] | UnsetType = UNSET

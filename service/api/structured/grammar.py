@@ -51,17 +51,11 @@ _MOST_REMEMBERED = 1024
 _RETRY_AFTER = 2.0
 
 
-def json_schema_grammar(schema: Mapping[str, Any], unenforced: list[str] | None = None) -> str:
+def json_schema_grammar(schema: Mapping[str, Any]) -> str:
     """Grammar of answers that are JSON and valid against `schema`, which a check must accept. They have only names that
-    it lists, unless it says that others are allowed. Unfit if it is too large or cannot be said in a grammar.
-
-    unenforced: gets the paths of what is not enforced (schema_form).
-    """
+    it lists, unless it says that others are allowed. Unfit if it is too large or cannot be said in a grammar."""
     check_size(len(msgspec.json.encode(schema)), MAX_SCHEMA_BYTES)
-    form, left_out = schema_form(schema)
-    if unenforced is not None:
-        unenforced += left_out
-    return form_grammar(form)
+    return form_grammar(schema_form(schema))
 
 
 def form_grammar(form: Mapping[str, Any]) -> str:
@@ -92,7 +86,7 @@ def lark_grammar(text: str) -> str:
             schema = msgspec.json.decode(text[found.end() : end])  # the other also takes NaN and half surrogate pairs
         except (ValueError, RecursionError, msgspec.DecodeError):
             raise Unfit("%json must be followed by a JSON schema") from None
-        formed = schema_form(schema)[0] if isinstance(schema, dict) else schema
+        formed = schema_form(schema) if isinstance(schema, dict) else schema
         parts += [text[at : found.end()], json.dumps(formed, ensure_ascii=False)]
         at = end
     return formed_lark_grammar("".join([*parts, text[at:]]))

@@ -4,6 +4,7 @@ model says."""
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -22,10 +23,8 @@ from service.api.chat.tools import Reasoning, ToolUse, arguments_of, formed, too
 from service.api.http.errors import ApiError
 from service.api.http.json_body import MAX_SIGNS, parse
 from service.api.structured.grammar import json_schema_grammar
-from service.api.structured.schema_form import UNSUPPORTED as UNENFORCED
 from tests.support.grammars import check_grammar
 from tests.support.rows import rows
-from tests.support.schemas import UNSUPPORTED
 from tests.support.servers import RunningServer
 from tests.support.tool_samples import TOOLS, asked, call_text, result
 
@@ -255,10 +254,6 @@ def test_a_named_tool_is_the_only_one() -> None:
     assert fits(tool_grammar(use), SUM) and not fits(tool_grammar(use), ROME)
 
 
-COUNT = {"type": "integer", "minimum": 0, "maximum": 9}
-ROWS = rows(__file__, "generated_schemas.jsonl")
-
-
 def asked_with(server: RunningServer, parameters: Any, **more: Any) -> httpx.Response:
     function = {"name": "search", "parameters": parameters, **more}
     body = {"model": "tiny", "messages": [USER], "tools": [{"type": "function", "function": function}], "max_tokens": 1}
@@ -266,39 +261,14 @@ def asked_with(server: RunningServer, parameters: Any, **more: Any) -> httpx.Res
 
 
 def test_what_generators_write_is_served(server: RunningServer) -> None:
-    """Answers name what is not enforced, and a strict tool is refused by the path of the first such keyword."""
+    """A strict tool is refused by the path of a keyword that cannot be enforced."""
     assert asked_with(server, []).status_code == 200, "PHP's empty map"
-    for origin, schema, _, _, unenforced in ROWS:
+    for origin, schema, _, _, left_out in rows(__file__, "generated_schemas.jsonl"):
         answer = asked_with(server, schema)
         assert answer.status_code == 200, (origin, answer.text)
-        paths = [f"tools[0].function.parameters.{path}" for path in unenforced]
-        assert answer.json().get("unenforced", []) == paths, origin
         error = asked_with(server, schema, strict=True).json().get("error", {})
-        refused = [path for path in unenforced if not path.endswith(("uniqueItems", "format"))]
-        starts = tuple(f"tools[0].function.parameters: tool search: {path}: " for path in refused)
-        assert error.get("message", "").startswith(starts) if refused else not error, (origin, error)
-
-
-def test_every_unsupported_keyword_is_left_out(server: RunningServer) -> None:
-    assert UNSUPPORTED.keys() <= UNENFORCED
-    properties = {f"p{index}": {keyword: value} for index, (keyword, value) in enumerate(UNSUPPORTED.items())}
-    parameters = {"type": "object", "properties": {**properties, "count": COUNT}, "required": ["count"]}
-    assert len(asked_with(server, parameters).json()["unenforced"]) == len(UNSUPPORTED)
-
-
-def test_a_stream_names_them_with_the_usage(server: RunningServer) -> None:
-    schema = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
-    body = {
-        "model": "tiny",
-        "messages": [USER],
-        "max_tokens": 2,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
-    }
-    text = httpx.post(f"{server.url}/v1/chat/completions", json=body).text
-    *_, last = (json.loads(line.removeprefix("data: ")) for line in text.split("\n") if line.startswith("data: {"))
-    assert last["unenforced"] == ["response_format.json_schema.schema.uniqueItems"]
+        starts = tuple(f"tools[0].function.parameters: tool search: {path}: " for path in left_out)
+        assert error.get("message", "").startswith(starts) if left_out else not error, (origin, error)
 
 
 PROPERTIES: dict[str, Any] = {
@@ -312,7 +282,7 @@ PROPERTIES: dict[str, Any] = {
 POINT = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"], "additionalProperties": False}
 LOOK = Tool("look", None, {"type": "object", "properties": PROPERTIES, "required": ["text"], "$defs": {"point": POINT}})
 NOW = Tool("now", None, {"type": "object", "properties": {}, "additionalProperties": False})
-USE, _ = formed(ToolUse((LOOK, NOW), (LOOK, NOW), forced=False, several=True, format="xml"))
+USE = formed(ToolUse((LOOK, NOW), (LOOK, NOW), forced=False, several=True, format="xml"))
 
 
 def call(name: str, **values: str) -> str:
@@ -401,9 +371,9 @@ def test_a_call_that_is_cut_short_is_a_beginning(end: int) -> None:
 
 def test_open_objects_take_further_parameters() -> None:
     tool = Tool("free", None, {"type": "object", "additionalProperties": True})
-    use, unenforced = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
+    use = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
     answer = call("free", a="1", b="x y")
-    assert fits(tool_grammar(use), answer) and not unenforced
+    assert fits(tool_grammar(use), answer)
     parser = use.parser()
     assert joined(parser.feed(answer)[1])[0].function.arguments == '{"a": 1, "b": "x y"}'
 
@@ -412,7 +382,7 @@ def test_a_listed_parameter_is_none_of_the_further_ones() -> None:
     """Its text would be taken for JSON of its type."""
     properties = {"on": {"type": "boolean"}, 'a "b\\': {"type": "integer"}, "off": False}
     tool = Tool("free", None, {"type": "object", "properties": properties, "additionalProperties": True})
-    use, _ = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
+    use = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
     grammar = tool_grammar(use)
     check_grammar(grammar)
     for parameters in ({"on": "true", "only": "yes"}, {"on": "false"}, {'a "b\\': "1"}, {"o": "n"}, {}):
@@ -421,18 +391,26 @@ def test_a_listed_parameter_is_none_of_the_further_ones() -> None:
         assert not fits(grammar, call("free", **parameters))
 
 
-def test_what_a_text_cannot_enforce_is_named_or_refused() -> None:
-    strings = {"plate": {"type": "string", "pattern": "^[A-Z]+$"}, "name": {"type": "string"}}
-    tool = Tool("car", None, {"type": "object", "properties": strings})
-    _, unenforced = formed(ToolUse((tool,), (tool,), forced=False, several=True, format="xml"))
-    assert unenforced == ["tools[0].function.parameters.properties.plate.pattern"]
-    with pytest.raises(ApiError, match=r"properties\.plate\.pattern: cannot be enforced"):
-        formed(ToolUse((tool,), (tool,), False, True, frozenset({"car"}), "xml"))
+def test_a_strict_tool_is_refused_for_what_a_text_cannot_enforce() -> None:
+    plain = {"name": {"type": "string"}, "kind": {"enum": ["a", "b"]}, "note": {"anyOf": [{"type": "string"}, {}]}}
+    for more, path in (
+        ({}, None),
+        ({"plate": {"type": "string", "pattern": "^[A-Z]+$"}}, "properties.plate.pattern"),
+        ({"plate": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}}, "properties.plate.anyOf"),
+    ):
+        tool = Tool("car", None, {"type": "object", "properties": plain | more, "additionalProperties": False})
+        assert formed(ToolUse((tool,), (tool,), False, True, format="xml"))
+        strict = ToolUse((tool,), (tool,), False, True, frozenset({"car"}), "xml")
+        if path is None:
+            assert formed(strict)
+            continue
+        with pytest.raises(ApiError, match=f"{re.escape(path)}: cannot be enforced"):
+            formed(strict)
 
 
 def test_schemas_that_refer_to_themselves_are_read_once() -> None:
     node = {"anyOf": [{"$ref": "#/$defs/node"}, {"$ref": "#/$defs/node"}, {"type": "string"}]}
     properties = {f"p{number}": {"$ref": "#/$defs/node"} for number in range(50)}
     tool = Tool("deep", None, {"type": "object", "properties": properties, "$defs": {"node": node}})
-    use, _ = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
+    use = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
     check_grammar(tool_grammar(use))

@@ -131,7 +131,8 @@ def test_bodies_over_the_limit_are_413(server: RunningServer) -> None:
 def test_a_schema_written_as_a_text_is_bounded_like_a_body(server: RunningServer) -> None:
     """Signs that are escaped in the body count, too."""
     text = '{"default": [0' + "\\u002c0" * MAX_SIGNS + "]}"
-    body = json.dumps({"model": "tiny", "messages": [USER], "guided_json": "@"}).replace("@", text.replace('"', '\\"'))
+    body = json.dumps({"model": "tiny", "messages": [USER], "structured_outputs": {"json": "@"}})
+    body = body.replace("@", text.replace('"', '\\"'))
     assert assert_error(post(server, body.encode()), 400)["code"] == "too_many_values"
 
 
