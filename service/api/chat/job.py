@@ -7,11 +7,11 @@ import hashlib
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -25,15 +25,13 @@ from service.api.chat.schema import ChatRequestBody
 from service.api.chat.structured import answer_grammar
 from service.api.chat.tools import Reasoning, ToolUse, checked_tool_grammar, reasoned_grammar, tool_use
 from service.api.context import ServerContext
-from service.api.engines.request_stream import EngineLost, RequestGroup, StepReport, step_report
+from service.api.engines.request_stream import RequestGroup, StepReport, step_report
 from service.api.http.errors import invalid
 from service.api.http.middleware import RequestRecord
 from service.hub.catalog import HostedModel, Task
 from service.link.messages import ChatDelta, ChatRequest, StepCounts
 from service.link.sampling import MIN_TEMPERATURE, SamplingOptions, SamplingParams
 from service.settings.settings import Settings
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -166,18 +164,6 @@ async def _grammar(
         make = partial(reasoned_grammar, answer, reasoning)
         return None, await context.grammars.checked(make, "response_format", client)
     return None, answer
-
-
-async def tried_again(context: ServerContext, job: ChatJob, index: int, collect: Callable[[], Awaitable[T]]) -> T:
-    """Collect one choice. Start again on another engine if the first one ends: the client has received nothing yet. The
-    choices of a chat do so after one end at most, moves to another engine before a first token (Engines) included."""
-    try:
-        return await collect()
-    except EngineLost:
-        if not context.engine.ready:
-            raise
-        job.counts[index] = ChoiceCounts()
-        return await collect()
 
 
 async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGenerator[TextDelta]:

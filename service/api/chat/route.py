@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,7 +14,7 @@ from starlette.responses import Response
 
 from service.api.chat import schema
 from service.api.chat.detokenizer import TextDelta, joined
-from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
+from service.api.chat.job import ChatJob, generate, prepare_job
 from service.api.chat.schema import ChatRequestBody, Refused, TokenId, refuse
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
 from service.api.context import ServerContext, post
@@ -58,17 +57,12 @@ async def _prepared(
 
 
 async def _complete(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None) -> schema.ChatCompletion:
-    choices = await all_results([_choice(context, job, spoken, index) for index in range(len(job.sampling))])
+    choices = await all_results([_collected(context, job, spoken, index) for index in range(len(job.sampling))])
     return schema.ChatCompletion(job.id, job.created, job.model.name, choices, _usage(job, spoken), steps=job.steps())
 
 
 def _usage(job: ChatJob, spoken: SpokenAnswer | None) -> schema.Usage:
     return job.usage(0 if spoken is None else spoken.patches)
-
-
-async def _choice(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, index: int) -> schema.Choice:
-    collect = partial(_collected, context, job, spoken, index)
-    return await (collect() if spoken is not None else tried_again(context, job, index, collect))
 
 
 async def _collected(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, index: int) -> schema.Choice:

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from models.interfaces.errors import InputError
 from models.interfaces.processor import AlignedWord, Aligner, AudioInput, Transcript
-from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
+from service.api.chat.job import ChatJob, generate, prepare_job
 from service.api.chat.schema import ChatRequestBody, TokenLogprob, TopLogprob
 from service.api.context import ServerContext, context_of
 from service.api.http.admission import Decoding
@@ -323,13 +323,10 @@ class Hearing:
     async def hear_all(self) -> None:
         async def hear(piece: Piece) -> None:
             async with self._turns:
-                job = piece.job = await self._job(piece)
-                await tried_again(self.context, job, 0, lambda: collect(piece, job))
-
-        async def collect(piece: Piece, job: ChatJob) -> None:
-            async with aclosing(self._text(piece, job)) as texts:
-                async for _ in texts:
-                    pass
+                piece.job = await self._job(piece)
+                async with aclosing(self._text(piece, piece.job)) as texts:
+                    async for _ in texts:
+                        pass
 
         await all_results([hear(piece) for piece in self.pieces])
 

@@ -210,10 +210,9 @@ class Engines:
         if not (loads := _within(loads, group.engines(), group.ends_left)):
             raise unavailable(STOPPED)
         index, reason = choose(request, loads)
-        again = group.has_sent(request.request_id)
         stream = self.clients[index].submit(request, group)
         stream.note_sent(index)
-        self._count("moved" if again else reason)
+        self._count(reason)
         return stream
 
     def send(self, command: Command) -> None:

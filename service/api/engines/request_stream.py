@@ -108,7 +108,6 @@ class RequestGroup:
 
     def __init__(self) -> None:
         self._streams = WeakSet[RequestStream]()  # They hold the group, and would otherwise live until a collection.
-        self._sent: set[str] = set()
         self._ends: set[EngineLost] = set()
         """Each is what the engine's requests failed with, all of them."""
 
@@ -119,13 +118,9 @@ class RequestGroup:
 
     def add(self, stream: RequestStream) -> None:
         self._streams.add(stream)
-        self._sent.add(stream.request.request_id)
 
     def note_end(self, lost: EngineLost) -> None:
         self._ends.add(lost)
-
-    def has_sent(self, request_id: str) -> bool:
-        return request_id in self._sent
 
     def engines(self, without: RequestStream | None = None) -> set[int]:
         """Indexes of the engines that have requests of the group, not counting the stream `without`."""
@@ -213,8 +208,6 @@ class RequestStream(Generic[Delta]):
     def fail(self, error: EngineError) -> None:
         if isinstance(error, EngineLost):
             self.group.note_end(error)
-            if not self.group.ends_left:
-                error = EngineError(error.status, error.code, error.message, error.field, error.retry_after)
         self.error = error
         self.ended = True
         if self.trace is not None:
