@@ -163,7 +163,7 @@ def video_part(*, frames: int, rate: int, **options: Any) -> dict[str, Any]:
 
 
 def frame_list_part(frames: Iterable[bytes], **options: Any) -> dict[str, Any]:
-    """A video of encoded pictures. options: fields beside the url, such as fps and times."""
+    """A video of encoded pictures. options: fields beside the url, such as fps."""
     listed = ",".join(base64.b64encode(frame).decode() for frame in frames)
     return {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{listed}", **options}}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -64,10 +63,7 @@ def read_messages(
         count = sum(reference.kind == kind for reference in references)
         if count > limit:
             raise bad_request(_too_many(name, count, limit), "messages")
-    if not references and not body.mm_processor_kwargs:
-        return collected, []
-    common = prompt_media.of_all_videos(body)
-    return collected, [replace(one, sampling=prompt_media.first_stated((one.sampling, common))) for one in references]
+    return collected, references
 
 
 def _too_many(what: str, count: int, limit: int) -> str:
@@ -157,20 +153,23 @@ def _part(part: schema.ContentPart, role: str, field: str, references: list[prom
         raise invalid(f"{field}.{kind}", "this field is required")
     if role not in ("user", "tool"):
         raise invalid(field, "media are only allowed in messages of users and tools")
-    prompt_media.refuse_pixel_bounds(part, field)
-    at = f"{field}.{kind}"
+    schema.refuse(part, schema.PIXEL_BOUNDS, at=f"{field}.")
+    references.append(_reference(MEDIA[kind], media, part, field, f"{field}.{kind}"))
+    return PromptPart(item=len(references) - 1)
+
+
+def _reference(
+    kind: MediaKind, media: schema.InputAudio | schema.MediaUrl | str, part: schema.ContentPart, field: str, at: str
+) -> prompt_media.MediaReference:
+    """field, at: paths of the part and of what it shows."""
     if isinstance(media, schema.InputAudio):
         url = schema.MediaUrl(f"data:audio/{media.format};base64,{media.data}")
-        references.append(prompt_media.MediaReference("audio", url, f"{at}.data", prompt_media.VideoSampling("")))
-        return PromptPart(item=len(references) - 1)
+        return prompt_media.MediaReference(kind, url, f"{at}.data")
     if isinstance(media, str):
-        media = schema.MediaUrl(media)
-    else:
-        prompt_media.refuse_pixel_bounds(media, at)
-    sampling = prompt_media.first_stated((prompt_media.stated(media, at), prompt_media.stated(part, field)))
-    at = at if isinstance(getattr(part, kind), str) else f"{at}.url"
-    references.append(prompt_media.MediaReference(MEDIA[kind], media, at, sampling))
-    return PromptPart(item=len(references) - 1)
+        return prompt_media.MediaReference(kind, schema.MediaUrl(media), at, prompt_media.first_stated((part, field)))
+    schema.refuse(media, schema.PIXEL_BOUNDS, at=f"{at}.")
+    sampling = prompt_media.first_stated((media, at), (part, field))
+    return prompt_media.MediaReference(kind, media, f"{at}.url", sampling)
 
 
 T = TypeVar("T")
@@ -232,7 +231,8 @@ async def build_prompt(
     tokenize = partial(_tokenize, context, apply, paths, small=length <= SMALL_PROMPT)
     items: list[MediaItem] = []
     if references:
-        media = prompt_media.PromptMedia(context, processor, references, record.client, record.ticket)
+        common = prompt_media.of_all_videos(body)
+        media = prompt_media.PromptMedia(context, processor, references, record.client, record.ticket, common)
         # The text last: the event loop computes while the fetches, which have begun, wait for the network.
         results: list[Any] = await all_results([*map(media.load, references), _outcome(tokenize())])
         *items, tokenized = results
@@ -258,11 +258,15 @@ def _accepted(
 
 def processor_of(model: HostedModel, body: schema.ChatRequestBody) -> ChatProcessor:
     """The model's, or the one of the downsample_mode that the request names. ApiError 400 if the model has no modes."""
-    processor, mode = model.chat_processor, body.mm_processor_kwargs and body.mm_processor_kwargs.downsample_mode
-    if mode and not processor.modes:
-        field = "mm_processor_kwargs.downsample_mode"
-        raise invalid(field, "this model has no modes", "unsupported_parameter")
-    return processor.modes[mode] if mode else processor
+    processor, options = model.chat_processor, body.mm_processor_kwargs
+    if options is None:
+        return processor
+    schema.refuse(options, schema.PIXEL_BOUNDS, at="mm_processor_kwargs.")
+    if options.downsample_mode is None:
+        return processor
+    if not processor.modes:
+        raise invalid("mm_processor_kwargs.downsample_mode", "this model has no modes", "unsupported_parameter")
+    return processor.modes[options.downsample_mode]
 
 
 async def _tokenize(

@@ -83,7 +83,13 @@ NOT_SPOKEN = {
 """Fields of a speech request that a spoken answer cannot have."""
 
 
-def refuse(given: msgspec.Struct, refused: Mapping[str, Refused], where: str, at: str = "") -> None:
+PIXEL_BOUNDS = _refused(
+    "min_pixels max_pixels total_pixels", instead="use detail for pictures, fps and max_frames for videos"
+)
+"""Fields that other servers accept in a part, in its URL object or for all media."""
+
+
+def refuse(given: msgspec.Struct, refused: Mapping[str, Refused], where: str = "here", at: str = "") -> None:
     """Raise ApiError 400 for the first field that would change the output. at: what precedes its name in its path."""
     for name, one in refused.items():
         value = getattr(given, name)
@@ -278,7 +284,6 @@ class ToolCallEntry(msgspec.Struct, frozen=True):
 
 Fps = Annotated[float, Meta(ge=1e-4)]
 Frames = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Times = Annotated[list[Annotated[float, Meta(ge=0, le=1e8)]], Meta(min_length=1)]
 PixelBound = Annotated[Any, Meta(description="not supported: use detail for pictures, fps and max_frames for videos")]
 
 
@@ -291,9 +296,6 @@ class VideoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MediaOptions(VideoOptions, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """times: seconds of each frame of a list."""
-
-    times: Times | None = None
     min_pixels: PixelBound = None
     max_pixels: PixelBound = None
     total_pixels: PixelBound = None
@@ -334,10 +336,6 @@ class ProcessorOptions(VideoOptions, frozen=True, forbid_unknown_fields=True):
 
 class MediaIoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     video: VideoOptions | None = None
-
-
-PIXEL_BOUNDS = ("min_pixels", "max_pixels", "total_pixels")
-"""Fields that other servers accept in a part or in its URL object."""
 
 
 class Message(msgspec.Struct, frozen=True):
