@@ -4,7 +4,6 @@ which is a chat job of its own."""
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import time
 import zlib
@@ -52,9 +51,6 @@ LISTS = (
     *("languages", "keywords", "include", "timestamp_granularities"),
     *("known_speaker_names", "known_speaker_references"),
 )
-ALTERNATIVES = 5
-"""Tokens among which no_speech_prob looks for the one that says that there is no language."""
-NO_LANGUAGE = "None"
 LONGEST_CUE, SHORTEST_CUE = 7.0, 0.2
 """Seconds of a cue of captions."""
 ENDINGS = frozenset(".?!。？！")
@@ -116,7 +112,7 @@ class Transcription(msgspec.Struct, frozen=True):
 
 
 class TranscriptionSegment(msgspec.Struct, frozen=True):
-    """start, end: seconds at which the piece was cut. no_speech_prob: of hearing no language; 0 where one was given."""
+    """start, end: seconds at which the piece was cut. no_speech_prob: pieces in which nobody speaks are left out."""
 
     id: int
     seek: int
@@ -127,7 +123,7 @@ class TranscriptionSegment(msgspec.Struct, frozen=True):
     temperature: float
     avg_logprob: float
     compression_ratio: float
-    no_speech_prob: float
+    no_speech_prob: float = 0.0
 
 
 class TranscribedWord(msgspec.Struct, frozen=True):
@@ -420,14 +416,12 @@ class Hearing:
             return audio.prompt(item, context=hints, language=language), audio.max_new_tokens(item)
 
         prompt, most = await self.context.in_thread(make)
-        verbose = self.body.response_format == "verbose_json"
         asked = ChatRequestBody(
             model=self.model.name,
             messages=[],
             max_tokens=most,
             temperature=self.body.temperature,
-            logprobs=verbose or bool(self.body.include),
-            top_logprobs=ALTERNATIVES if verbose else 0,
+            logprobs=self.body.response_format == "verbose_json" or bool(self.body.include),
         )
         try:
             return await prepare_job(self.context, asked, self.record, raw=prompt, task="transcription")
@@ -484,9 +478,7 @@ class Hearing:
 
     def _segment(self, index: int, piece: Piece) -> TranscriptionSegment:
         text, entries = self._transcript(piece).text, self._tokens(piece)
-        raw, mean = text.encode(), sum(entry.logprob for entry in entries) / max(1, len(entries))
-        named = piece.logprobs[: len(piece.logprobs) - len(entries)]
-        silent = [top for entry in named for top in entry.top_logprobs if top.token.strip() == NO_LANGUAGE]
+        raw = text.encode()
         return TranscriptionSegment(
             id=index,
             seek=round(piece.start * 100),
@@ -495,9 +487,8 @@ class Hearing:
             text=text,
             tokens=self.model.chat_processor.tokenize(text),
             temperature=self.body.temperature,
-            avg_logprob=mean,
+            avg_logprob=sum(entry.logprob for entry in entries) / max(1, len(entries)),
             compression_ratio=len(raw) / len(zlib.compress(raw)),
-            no_speech_prob=max((math.exp(top.logprob) for top in silent), default=0.0),
         )
 
     def _captions(self, kind: Literal["srt", "vtt"]) -> str:
