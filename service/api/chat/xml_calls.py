@@ -131,6 +131,15 @@ def held_back(text: str, marker: str) -> int:
     return next((length for length in range(longest, 0, -1) if text.endswith(marker[:length])), 0)
 
 
+def split_at(text: str, marker: str) -> tuple[str, bool, str]:
+    """(what precedes the marker, whether it is there, the rest: what follows it or may be its beginning)."""
+    head, found, rest = text.partition(marker)
+    if found:
+        return head, True, rest
+    end = len(text) - held_back(text, marker)
+    return text[:end], False, text[end:]
+
+
 def _bare(part: Any) -> bool:
     """Whether a schema says nothing but types."""
     if not isinstance(part, dict):
@@ -204,17 +213,14 @@ class XmlCall:
 
     def _take_value(self) -> list[FunctionDelta]:
         """The value as far as it has come. One that may be text or JSON is held back to its end."""
-        head, tag, rest = self._held.partition(_VALUE_END)
-        if tag:
-            self._state, self._held = "parameters", rest
+        head, ended, rest = split_at(self._held, _VALUE_END)
+        if ended:
+            self._state = "parameters"
         elif self._types != _STRING and "string" in self._types:
             return []
-        else:
-            kept = held_back(head, _VALUE_END)
-            head, self._held = head[: len(head) - kept], head[len(head) - kept :]
-        fragment = head
+        self._held, fragment = rest, head
         if self._types == _STRING:
-            fragment = json.dumps(head, ensure_ascii=False)[1:-1] + ('"' if tag else "")
+            fragment = json.dumps(head, ensure_ascii=False)[1:-1] + ('"' if ended else "")
         elif "string" in self._types and not _parses(head, self._types):
             fragment = json.dumps(head, ensure_ascii=False)
         return [FunctionDelta(fragment)] if fragment else []
