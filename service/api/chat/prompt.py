@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -172,8 +172,6 @@ def _reference(
     return prompt_media.MediaReference(kind, media, f"{at}.url", sampling)
 
 
-T = TypeVar("T")
-
 TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
 """Options that are accepted for every model; ChatProcessor.template_options has what a template takes beside them."""
 EFFORTS: dict[str, str | None] = {
@@ -228,19 +226,23 @@ async def build_prompt(
         ids = processor.tokenize_prompt(raw) if isinstance(raw, str) else raw
         return TokenizedChat(np.array(ids, np.int32))
 
-    tokenize = partial(_tokenize, context, apply, paths, small=length <= SMALL_PROMPT)
-    items: list[MediaItem] = []
+    async def tokenized() -> tuple[TokenizedChat, float]:
+        """The conversation with placeholders for media, and the seconds that it took."""
+        began = time.monotonic()
+        try:
+            chat = apply() if length <= SMALL_PROMPT else await context.in_thread(apply)
+        except InputError as error:
+            raise InputError(paths.get(error.field, error.field), str(error)) from error
+        return chat, time.monotonic() - began
+
+    loads: Iterable[Coroutine[Any, Any, MediaItem]] = ()
     if references:
         common = prompt_media.of_all_videos(body)
         media = prompt_media.PromptMedia(context, processor, references, record.client, record.ticket, common)
-        # The text last: the event loop computes while the fetches, which have begun, wait for the network.
-        results: list[Any] = await all_results([*map(media.load, references), _outcome(tokenize())])
-        *items, tokenized = results
-        if isinstance(tokenized, InputError):  # no picture has one
-            raise tokenized
-        chat, seconds = tokenized
-    else:
-        chat, seconds = await tokenize()
+        loads = map(media.load, references)
+    # The text last: the event loop computes while the fetches, which have begun, wait for the network.
+    results: list[Any] = await all_results([*loads, tokenized()])
+    *items, (chat, seconds) = results
     began = time.monotonic()
     prompt = await _expand(context, processor, chat, items)
     context.metrics.observe("tokenize_duration_seconds", seconds + time.monotonic() - began, model=model.name)
@@ -251,7 +253,13 @@ def _accepted(
     context: ServerContext, model: HostedModel, body: schema.ChatRequestBody, prompt: Prompt, record: RequestRecord
 ) -> Prompt:
     """The prompt, counted, with the cache keys of its owner."""
-    _observe(context, model.name, prompt)
+    metrics, name = context.metrics, model.name
+    metrics.observe("request_input_tokens", len(prompt.token_ids), model=name)
+    for kind, count in media_tokens(prompt).items():
+        metrics.observe("prompt_tokens_total", count, model=name, kind=kind)
+    metrics.observe("request_images", sum(item.kind == "image" for item in prompt.items), model=name)
+    frames = sum(len(item.frames) for item in prompt.items if item.kind == "video")
+    metrics.observe("request_video_frames", frames, model=name)
     owner = context.owner(record.client)
     return prompt.salted(f"{owner}/{body.cache_salt or ''}") if owner or body.cache_salt else prompt
 
@@ -267,20 +275,6 @@ def processor_of(model: HostedModel, body: schema.ChatRequestBody) -> ChatProces
     if not processor.modes:
         raise invalid("mm_processor_kwargs.downsample_mode", "this model has no modes", "unsupported_parameter")
     return processor.modes[options.downsample_mode]
-
-
-async def _tokenize(
-    context: ServerContext, apply: Callable[[], TokenizedChat], paths: Mapping[str, str], *, small: bool
-) -> tuple[TokenizedChat, float]:
-    """The tokenized conversation with placeholders for media, and the seconds that it took. apply: renders and
-    tokenizes it. paths: of the template's options in the request. small: it takes so little time that it needs no
-    thread."""
-    began = time.monotonic()
-    try:
-        chat = apply() if small else await context.in_thread(apply)
-    except InputError as error:
-        raise InputError(paths.get(error.field, error.field), str(error)) from error
-    return chat, time.monotonic() - began
 
 
 async def _expand(
@@ -358,21 +352,3 @@ def _effort(body: schema.ChatRequestBody, given: Mapping[str, Any]) -> str | Non
     if effort is not None and not (isinstance(effort, str) and effort in EFFORTS):
         raise invalid(path, f"must be one of {', '.join(EFFORTS)}")
     return effort
-
-
-async def _outcome(work: Coroutine[Any, Any, T]) -> T | InputError:
-    try:
-        return await work
-    except InputError as error:
-        return error
-
-
-def _observe(context: ServerContext, model: str, prompt: Prompt) -> None:
-    metrics = context.metrics
-    metrics.observe("request_input_tokens", len(prompt.token_ids), model=model)
-    for kind, count in media_tokens(prompt).items():
-        metrics.observe("prompt_tokens_total", count, model=model, kind=kind)
-    images = sum(item.kind == "image" for item in prompt.items)
-    frames = sum(len(item.frames) for item in prompt.items if item.kind == "video")
-    metrics.observe("request_images", images, model=model)
-    metrics.observe("request_video_frames", frames, model=model)

@@ -141,7 +141,7 @@ class GrammarChecks:
 
         try:
             grammar = await self.made(bounded, client)
-            return grammar, await self._result(grammar, client)
+            return grammar, await self._tried(grammar, client)
         except (msgspec.DecodeError, RecursionError):
             raise invalid(field, "not the text of a JSON object") from None
         except Unfit as unfit:
@@ -158,15 +158,11 @@ class GrammarChecks:
         tried = self._results.get(_digest(grammar))
         return tried is not None and tried.cpu_seconds > SLOW_SECONDS
 
-    async def _result(self, grammar: str, client: str) -> Tried:
-        key = _digest(grammar)
-        if (tried := self._results.get(key)) is None:
-            tried = await self._tried(grammar, client)
-            self._results.put(key, tried)
-        return tried
-
     async def _tried(self, grammar: str, client: str) -> Tried:
         """Unfit for a grammar that ends the process. This result is not kept, since the machine may have been busy."""
+        key = _digest(grammar)
+        if (known := self._results.get(key)) is not None:
+            return known
 
         def job(channel: WorkerChannel) -> Tried:
             channel.send(TryGrammar(grammar))
@@ -175,10 +171,12 @@ class GrammarChecks:
 
         try:
             async with _in_time(), self._trying.acquire(client):
-                return await self.workers.run(job)
+                tried = await self.workers.run(job)
         except WorkerLost as lost:
             log.warning("a grammar of %d characters ended the process that checked it: %s", len(grammar), lost)
             raise Unfit("too complex: checking it takes more time, memory or stack than allowed") from None
+        self._results.put(key, tried)
+        return tried
 
     def close(self) -> None:
         """End the processes and threads."""
