@@ -114,6 +114,8 @@ class SpokenAnswer:
     def __init__(self, context: ServerContext, job: SpeechJob, *, streamed: bool) -> None:
         self.cut = False
         """Whether the text or the time of the request reached its limit."""
+        self.file = bytearray()
+        """Audio that has been encoded; of a stream, that the client has not got yet."""
         self.script = Script()
         self.segments: list[tuple[float, float]] = []
         """Begin and end of each complete segment, in seconds of audio."""
@@ -127,8 +129,6 @@ class SpokenAnswer:
         self._delivery = Delivery(context, job, live=streamed)
         self._too_long = False
         """Whether the text has a part that was not spoken because of its length."""
-        self._file = bytearray()
-        """Audio that has been encoded; of a stream, that the client has not got yet."""
         self._transcript = ""
         """What a stream has sent."""
         self._called = False
@@ -150,9 +150,9 @@ class SpokenAnswer:
         return self._too_long or self._delivery.truncated
 
     def audio(self, transcript: str) -> schema.AnswerAudio:
-        """The whole file, after `heard` has ended."""
-        self._encoder.complete(self._file)
-        data = base64.b64encode(self._file).decode()
+        """The whole file, once all parts are in `file`."""
+        self._encoder.complete(self.file)
+        data = base64.b64encode(self.file).decode()
         return schema.AnswerAudio(data=data, transcript=transcript, **self._known(transcript))
 
     def _known(self, transcript: str) -> dict[str, Any]:
@@ -165,15 +165,6 @@ class SpokenAnswer:
             "unspoken": self.unspoken or UNSET,
         }
 
-    async def heard(self, deltas: AsyncGenerator[TextDelta]) -> AsyncGenerator[TextDelta]:
-        """The deltas. Ends only when everything has been spoken, too."""
-        async with aclosing(self.parts(deltas)) as parts:
-            async for part in parts:
-                if isinstance(part, bytes):
-                    self._file += part
-                else:
-                    yield part
-
     def transcribed(self, text: str) -> schema.DeltaAudio | UnsetType:
         if not text:
             return UNSET
@@ -182,12 +173,12 @@ class SpokenAnswer:
 
     def sound(self, data: bytes) -> list[schema.ChunkChoice]:
         """The next piece of audio; empty while it is not whole samples."""
-        self._file += data
-        whole = len(self._file) - len(self._file) % PIECE
+        self.file += data
+        whole = len(self.file) - len(self.file) % PIECE
         if not whole:
             return []
-        audio = schema.DeltaAudio(data=base64.b64encode(self._file[:whole]).decode())
-        del self._file[:whole]
+        audio = schema.DeltaAudio(data=base64.b64encode(self.file[:whole]).decode())
+        del self.file[:whole]
         return [schema.ChunkChoice(0, schema.DeltaMessage(audio=audio))]
 
     def ending(self) -> list[schema.ChunkChoice]:
@@ -197,7 +188,7 @@ class SpokenAnswer:
         ]
         if self._transcript or not self._called:
             last = schema.DeltaAudio(
-                data=base64.b64encode(self._file).decode() if self._file else UNSET, **self._known(self._transcript)
+                data=base64.b64encode(self.file).decode() if self.file else UNSET, **self._known(self._transcript)
             )
             ends.insert(0, schema.ChunkChoice(0, schema.DeltaMessage(audio=last)))
         return ends

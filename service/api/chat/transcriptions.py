@@ -317,14 +317,9 @@ class Hearing:
         self._tag = self.model.chat_processor.detokenize([self.audio.start_id]).decode()
 
     async def hear_all(self) -> None:
-        async def hear(piece: Piece) -> None:
-            async with self._turns:
-                piece.job = await self._job(piece)
-                async with aclosing(self._text(piece, piece.job)) as texts:
-                    async for _ in texts:
-                        pass
-
-        await all_results([hear(piece) for piece in self.pieces])
+        async with aclosing(self.deltas()) as deltas:
+            async for _ in deltas:
+                pass
 
     async def align(self) -> None:
         """Find the times of the words, if the answer has them and an aligner is hosted. Captions in a language that it
@@ -381,8 +376,8 @@ class Hearing:
                     if text := waiting[current]:
                         both = self.audio.joined([Transcript(None, said), Transcript(None, text)])
                         delta = text if begun else both.text[len(said) :]
-                        tokens = self._tokens(self.pieces[current], sent)
-                        yield TranscriptDelta(delta, tokens if self.body.include else UNSET)
+                        tokens = self._tokens(self.pieces[current], sent) if self.body.include else []
+                        yield TranscriptDelta(delta, tokens or UNSET)
                         said, waiting[current], begun, sent = said + delta, "", True, sent + len(tokens)
                     if current not in ended:
                         break
