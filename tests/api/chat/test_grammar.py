@@ -100,14 +100,9 @@ def test_no_format_goes_on_for_ever() -> None:
 
 
 def test_the_page_lists_the_keywords() -> None:
-    supported, unsupported = (set(re.findall(r"`([$a-zA-Z]+)`", line)) for line in _keyword_lines())
-    assert supported == set(SUPPORTED) and unsupported == set(UNSUPPORTED)
-
-
-def _keyword_lines() -> list[str]:
-    page = PAGE.read_text()
-    between = [("<!-- supported -->", "<!-- unsupported -->"), ("<!-- unsupported -->", "<!-- end -->")]
-    return [page.partition(start)[2].partition(stop)[0] for start, stop in between]
+    _, supported, unsupported, _ = re.split("<!-- (?:supported|unsupported|end) -->", PAGE.read_text())
+    for part, keywords in ((supported, SUPPORTED), (unsupported, UNSUPPORTED)):
+        assert set(re.findall(r"`([$a-zA-Z]+)`", part)) == set(keywords)
 
 
 def test_json_may_be_indented_but_not_padded() -> None:
