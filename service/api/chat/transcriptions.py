@@ -47,10 +47,7 @@ AT_ONCE = 16
 MAX_FIELDS = 256
 NO_TAG = 50
 """Characters of an answer that name a language at most: without the tag by then, the answer is the text itself."""
-LISTS = (
-    *("languages", "keywords", "include", "timestamp_granularities"),
-    *("known_speaker_names", "known_speaker_references"),
-)
+LISTS = ("languages", "keywords", "include", "timestamp_granularities")
 LONGEST_CUE, SHORTEST_CUE = 7.0, 0.2
 """Seconds of a cue of captions."""
 ENDINGS = frozenset(".?!。？！")
@@ -76,8 +73,6 @@ class TranscriptionForm(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     include: list[Literal["logprobs"]] = []
     chunking_strategy: Any = None
-    known_speaker_names: list[str] = []
-    known_speaker_references: list[str] = []
 
 
 class TranscribedLanguage(msgspec.Struct, frozen=True):
@@ -217,11 +212,8 @@ def _refuse(body: TranscriptionForm, *, aligns: bool) -> None:
     """ApiError 400 for what no model here can do, and for fields that exclude each other. aligns: an aligner is
     hosted."""
     kind, granularities, strategy = body.response_format, body.timestamp_granularities, body.chunking_strategy
-    no_speakers = "not supported: no speaker model is hosted here"
     unsupported: tuple[tuple[str, object, str], ...] = (
-        ("response_format", kind == "diarized_json", f"diarized_json is {no_speakers}"),
-        ("known_speaker_names", body.known_speaker_names, no_speakers),
-        ("known_speaker_references", body.known_speaker_references, no_speakers),
+        ("response_format", kind == "diarized_json", "diarized_json is not supported: no speaker model is hosted here"),
         ("chunking_strategy", strategy not in (None, "auto"), "only auto is supported"),
         ("timestamp_granularities", "word" in granularities and not aligns, "word requires that an aligner is hosted"),
     )

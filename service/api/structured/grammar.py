@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -38,7 +37,6 @@ MAX_SCHEMA_BYTES = 4 * MAX_GRAMMAR_BYTES
 may have as many together."""
 _AROUND_CHOICE = len('"" | ')
 """Characters that a choice takes beside its own."""
-_EMBEDDED = re.compile(r"%json\s*")
 GRAMMAR_LIMITS = WorkerLimits(memory_bytes=1 << 30, cpu_seconds=2, wall_seconds=20.0)
 """Limits of one check. The library's own budgets end almost every check within one second."""
 WAIT_SECONDS = 30.0
@@ -77,19 +75,11 @@ def choice_grammar(choices: Sequence[str]) -> str:
 
 
 def lark_grammar(text: str) -> str:
-    """Grammar of answers that match a grammar in llguidance's dialect of Lark. Schemas in it get their form."""
+    """Grammar of answers that match a grammar in llguidance's dialect of Lark, without schemas."""
     check_size(len(text))
-    parts, at = [], 0
-    for found in _EMBEDDED.finditer(text):
-        try:
-            _, end = json.JSONDecoder().raw_decode(text, found.end())
-            schema = msgspec.json.decode(text[found.end() : end])  # the other also takes NaN and half surrogate pairs
-        except (ValueError, RecursionError, msgspec.DecodeError):
-            raise Unfit("%json must be followed by a JSON schema") from None
-        formed = schema_form(schema) if isinstance(schema, dict) else schema
-        parts += [text[at : found.end()], json.dumps(formed, ensure_ascii=False)]
-        at = end
-    return formed_lark_grammar("".join([*parts, text[at:]]))
+    if "%json" in text:
+        raise Unfit("%json is not supported; use a schema as the whole format")
+    return formed_lark_grammar(text)
 
 
 def formed_lark_grammar(text: str) -> str:

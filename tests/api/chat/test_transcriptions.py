@@ -165,7 +165,6 @@ def test_what_does_not_fit_is_named(client: OpenAI) -> None:
         ({"temperature": 1.5}, "temperature", "at most 1"),
         ({"response_format": "xml"}, "response_format", "verbose_json"),
         ({"response_format": "diarized_json"}, "response_format", "no speaker model"),
-        ({"known_speaker_names": ["a"]}, "known_speaker_names", "no speaker model"),
         ({"chunking_strategy": {"type": "server_vad", "threshold": 0.4}}, "chunking_strategy", "auto is supported."),
         ({"timestamp_granularities": ["segment"]}, "timestamp_granularities", "only with response_format verbose_json"),
         ({"timestamp_granularities": ["word"], "response_format": "verbose_json"}, "timestamp_granularities", "word"),
