@@ -16,7 +16,7 @@ from models.interfaces.resizing import FrameResizer
 from service.api.chat.schema import ChatRequestBody, MediaUrl, VideoOptions
 from service.api.context import ServerContext
 from service.api.http.admission import Decoding, Ticket
-from service.api.http.errors import ApiError, invalid, naming
+from service.api.http.errors import ApiError, invalid
 from service.api.tracing import phase
 
 DEFAULT_FRAME_LIST_FPS = 2.0
@@ -112,9 +112,11 @@ class PromptMedia:
             try:
                 with phase("media", kind=reference.kind):
                     item = await load(reference, decoding)
-            except (ApiError, InputError):
+            except (ApiError, InputError) as error:
                 if not decoding.refused:
                     self.context.metrics.observe("media_rejections_total", kind=reference.kind, reason="refused")
+                if isinstance(error, InputError) and not error.field.startswith(reference.field):
+                    raise InputError(reference.field, str(error)) from error  # a processor knows no request
                 raise
             decoding.keep(sum(array.nbytes for array in (*item.frames, *item.arrays.values())))
         return item
@@ -131,7 +133,7 @@ class PromptMedia:
             recording=True,
         )
         decoded = time.monotonic()
-        item = await self.context.in_thread(lambda: naming(reference.field, lambda: hears.item(samples)))
+        item = await self.context.in_thread(lambda: hears.item(samples))
         self._observe("audio", began, decoded)
         return item
 
@@ -141,8 +143,7 @@ class PromptMedia:
         def prepare(picture: Image.Image, source: bytes) -> tuple[MediaItem, float]:
             decoded = time.monotonic()
             detail = reference.media.detail or "auto"
-            item = naming(reference.field, lambda: self.processor.image(picture, detail=detail, source=source))
-            return item, decoded
+            return self.processor.image(picture, detail=detail, source=source), decoded
 
         item, decoded = await self.context.media.image(
             reference.media.url, prepare, field=reference.field, budget=self.budget, room=decoding
@@ -158,13 +159,13 @@ class PromptMedia:
 
         def choose(metadata: VideoMetadata) -> tuple[Sequence[int], FrameResizer]:
             fitting = min(max_frames, max(1, max_pixels // max(1, metadata.height * metadata.width)))
-            indices = naming(reference.field, lambda: sampling.choose(self.processor, metadata, fitting))
-            return indices, naming(reference.field, lambda: self.processor.frame_resizer(metadata, len(indices)))
+            indices = sampling.choose(self.processor, metadata, fitting)
+            return indices, self.processor.frame_resizer(metadata, len(indices))
 
         async def prepare(video: VideoFrames) -> MediaItem:
             decoded = time.monotonic()
             video = replace(video, requested_fps=sampling.rate(video.metadata))
-            item = await self.context.in_thread(lambda: naming(reference.field, lambda: self.processor.video(video)))
+            item = await self.context.in_thread(lambda: self.processor.video(video))
             self._observe("video", began, decoded)
             return item
 

@@ -369,7 +369,7 @@ class Hearing:
                         both = self.audio.joined([Transcript(None, said), Transcript(None, text)])
                         delta = text if begun else both.text[len(said) :]
                         tokens = self._tokens(self.pieces[current], sent) if self.body.include else []
-                        yield TranscriptDelta(delta, tokens or UNSET)
+                        yield TranscriptDelta(delta, tokens if self.body.include else UNSET)
                         said, waiting[current], begun, sent = said + delta, "", True, sent + len(tokens)
                     if current not in ended:
                         break
