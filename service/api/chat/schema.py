@@ -183,22 +183,12 @@ def transcript_in(id: str) -> str | None:
 
 
 class AnswerAudio(msgspec.Struct, frozen=True):
-    """data: base64 of the file. id: stands for the transcript; audio is not kept. finish_reason: "length" if a segment
-    of the speech ended at its cap, or the speech ended before the text. steps: those of the speech model. unspoken:
-    letters, digits and signs that the speech model cannot speak, each once, if any."""
+    """The audio of an answer, or the next part of it in a stream: the next of transcript and data, whose pieces are
+    valid base64, also when they are joined; the other fields are in the last part.
 
-    id: str
-    data: str
-    expires_at: int
-    transcript: str
-    finish_reason: Literal["stop", "length"] = "stop"
-    steps: StepReport | UnsetType = UNSET
-    unspoken: str | UnsetType = UNSET
-
-
-class DeltaAudio(msgspec.Struct, frozen=True):
-    """transcript, data: the next pieces; each data is valid base64, and all joined are the base64 of the whole. id,
-    expires_at, finish_reason, steps and unspoken: in the last one, as in AnswerAudio."""
+    id: stands for the transcript; audio is not kept. finish_reason: "length" if a segment of the speech ended at its
+    cap, or the speech ended before the text. steps: those of the speech model. unspoken: letters, digits and signs that
+    the speech model cannot speak, each once, if any."""
 
     id: str | UnsetType = UNSET
     transcript: str | UnsetType = UNSET
@@ -521,7 +511,7 @@ class DeltaMessage(msgspec.Struct, frozen=True):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
-    audio: DeltaAudio | UnsetType = UNSET
+    audio: AnswerAudio | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):

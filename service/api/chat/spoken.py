@@ -8,7 +8,6 @@ import base64
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -152,24 +151,24 @@ class SpokenAnswer:
     def audio(self, transcript: str) -> schema.AnswerAudio:
         """The whole file, once all parts are in `file`."""
         self._encoder.complete(self.file)
-        data = base64.b64encode(self.file).decode()
-        return schema.AnswerAudio(data=data, transcript=transcript, **self._known(transcript))
+        return msgspec.structs.replace(self._last(transcript), transcript=transcript)
 
-    def _known(self, transcript: str) -> dict[str, Any]:
-        """What is known of the audio at its end, as fields of an answer."""
-        return {
-            "id": schema.id_of(transcript),
-            "expires_at": int(time.time() + schema.ID_LIFETIME),
-            "finish_reason": "length" if self.cut or self.truncated else "stop",
-            "steps": step_report(self._delivery.steps),
-            "unspoken": self.unspoken or UNSET,
-        }
+    def _last(self, transcript: str) -> schema.AnswerAudio:
+        """What is in `file`, and what is known of the audio at its end."""
+        return schema.AnswerAudio(
+            id=schema.id_of(transcript),
+            data=base64.b64encode(self.file).decode(),
+            expires_at=int(time.time() + schema.ID_LIFETIME),
+            finish_reason="length" if self.cut or self.truncated else "stop",
+            steps=step_report(self._delivery.steps),
+            unspoken=self.unspoken or UNSET,
+        )
 
-    def transcribed(self, text: str) -> schema.DeltaAudio | UnsetType:
+    def transcribed(self, text: str) -> schema.AnswerAudio | UnsetType:
         if not text:
             return UNSET
         self._transcript += text
-        return schema.DeltaAudio(transcript=text)
+        return schema.AnswerAudio(transcript=text)
 
     def sound(self, data: bytes) -> list[schema.ChunkChoice]:
         """The next piece of audio; empty while it is not whole samples."""
@@ -177,21 +176,17 @@ class SpokenAnswer:
         whole = len(self.file) - len(self.file) % PIECE
         if not whole:
             return []
-        audio = schema.DeltaAudio(data=base64.b64encode(self.file[:whole]).decode())
+        audio = schema.AnswerAudio(data=base64.b64encode(self.file[:whole]).decode())
         del self.file[:whole]
         return [schema.ChunkChoice(0, schema.DeltaMessage(audio=audio))]
 
     def ending(self) -> list[schema.ChunkChoice]:
         """The end of a stream. Calls without any text have no audio."""
-        ends = [
-            schema.ChunkChoice(0, schema.DeltaMessage(), finish_reason="length" if self.cut else self._finish_reason)
-        ]
-        if self._transcript or not self._called:
-            last = schema.DeltaAudio(
-                data=base64.b64encode(self.file).decode() if self.file else UNSET, **self._known(self._transcript)
-            )
-            ends.insert(0, schema.ChunkChoice(0, schema.DeltaMessage(audio=last)))
-        return ends
+        has_audio = self._transcript or not self._called
+        last = [schema.DeltaMessage(audio=self._last(self._transcript))] if has_audio else []
+        finish_reason = "length" if self.cut else self._finish_reason
+        ended = schema.ChunkChoice(0, schema.DeltaMessage(), finish_reason=finish_reason)
+        return [*(schema.ChunkChoice(0, delta) for delta in last), ended]
 
     async def parts(self, deltas: AsyncGenerator[TextDelta]) -> AsyncGenerator[TextDelta | bytes]:
         """Text as it is written and encoded audio as it is spoken. At request_timeout both end with what there is so
