@@ -239,7 +239,7 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Parts:
-    """The text that the tokens of one delta add."""
+    """The text that is not in a delta yet."""
 
     reasoning: str = ""
     content: str = ""
@@ -278,64 +278,63 @@ class TextAssembler:
         self._shown = 0
         self._waiting: list[tuple[int, schema.TokenLogprob]] = []
         """(first character, logprobs) of tokens whose text has not been sent yet."""
+        self._parts = _Parts()
 
     def feed(self, delta: ChatDelta) -> TextDelta:
         """The text of new tokens. finish_reason "stop" after a stop string: the caller then aborts the request."""
-        parts = _Parts()
         for index, token in enumerate(delta.token_ids):
             self.tokens += 1
             raw = self._detokenize([token])
             if delta.infos:
                 self._waiting.append((self._decoded, self._logprob(raw, delta.infos[index])))
-            text = self._utf8.decode(raw)
-            self._decoded += len(text)
-            self._cut(text, parts)
+            self._cut(self._utf8.decode(raw))
             if self._cutter.stopped:
-                return self._last(parts, "stop")
+                return self._last("stop")
         if delta.finish_reason is None:
-            return TextDelta(parts.content, parts.reasoning, self._ready(), None, tuple(parts.calls))
-        text = self._utf8.decode(b"", final=True)
-        self._decoded += len(text)
-        self._cut(text, parts)
-        self._split(self._cutter.flush(), parts)
+            return self._taken(None)
+        self._cut(self._utf8.decode(b"", final=True))
+        self._split(self._cutter.flush())
         at_length = delta.finish_reason == "length" and not self._cutter.stopped
-        return self._last(parts, "length" if at_length else "stop")
+        return self._last("length" if at_length else "stop")
 
-    def _cut(self, text: str, parts: _Parts) -> None:
+    def _cut(self, text: str) -> None:
+        self._decoded += len(text)
         if self.tokens <= self._min_tokens:
-            self._split(text, parts)
+            self._split(text)
         elif self._calls is None:
-            self._split(self._cutter.feed(text), parts)
+            self._split(self._cutter.feed(text))
         else:
             for character in text:  # a call may begin or end at any of them
-                self._split(character if self._calls.in_call else self._cutter.feed(character), parts)
+                self._split(character if self._calls.in_call else self._cutter.feed(character))
 
-    def _split(self, text: str, parts: _Parts) -> None:
+    def _split(self, text: str) -> None:
         """Add text that can be sent. Counts reasoning tokens."""
         self._shown += len(text)
         inside = self._splitter.in_reasoning
         reasoning, content = self._splitter.feed(text)
         if inside or reasoning or self._splitter.in_reasoning:
             self.reasoning_tokens = self.tokens
-        parts.reasoning += reasoning
-        self._say(content, parts)
+        self._say(reasoning, content)
 
-    def _say(self, content: str, parts: _Parts) -> None:
+    def _say(self, reasoning: str, content: str) -> None:
+        self._parts.reasoning += reasoning
         if self._calls is not None:
             content, calls = self._calls.feed(content)
-            parts.calls += calls
-        parts.content += content
+            self._parts.calls += calls
+        self._parts.content += content
 
-    def _last(self, parts: _Parts, finish_reason: schema.FinishReason) -> TextDelta:
-        thought, said = self._splitter.flush()
-        parts.reasoning += thought
-        self._say(said, parts)
+    def _last(self, finish_reason: schema.FinishReason) -> TextDelta:
+        self._say(*self._splitter.flush())
         if self._calls is not None:
-            parts.content += self._calls.flush(complete=finish_reason == "stop")
+            self._parts.content += self._calls.flush(complete=finish_reason == "stop")
             if self._calls.calls and finish_reason == "stop":
                 finish_reason = "tool_calls"
         if not self._cutter.stopped:
             self._shown += 1  # tokens without text at the very end
+        return self._taken(finish_reason)
+
+    def _taken(self, finish_reason: schema.FinishReason | None) -> TextDelta:
+        parts, self._parts = self._parts, _Parts()
         return TextDelta(parts.content, parts.reasoning, self._ready(), finish_reason, tuple(parts.calls))
 
     def _ready(self) -> tuple[schema.TokenLogprob, ...]:

@@ -67,7 +67,7 @@ def first_stated(*given: tuple[VideoOptions | None, str]) -> VideoSampling | Non
 
 def of_all_videos(body: ChatRequestBody) -> VideoSampling:
     """The request's choice for videos without one of their own."""
-    io = body.media_io_kwargs and body.media_io_kwargs.video
+    io = None if body.media_io_kwargs is None else body.media_io_kwargs.video
     given = (io, "media_io_kwargs.video"), (body.mm_processor_kwargs, "mm_processor_kwargs")
     return first_stated(*given) or VideoSampling("")
 
