@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
+from models.layers.deferred_norm import DeferredNorm, Normed
 from torch import Tensor
 
 from benchmarks.kernels.timing import Case, Run, WrongResult
-from models.layers.deferred_norm import DeferredNorm, Normed
 from models.layers.fused import silu_mul
 from models.layers.kernels import gemm, gemm_configs, tiled_gemm
 from models.layers.kernels.gemm_configs import fitted_for

@@ -142,7 +142,6 @@ class VideoFrames:
     """Decoded frames (uint8 [height, width, 3]) with their indices and times (seconds) in the source.
 
     requested_fps: the rate that the request asked for (as given to sample_video); None: it named none.
-    times_given: whether the times came with a list of frames; then they need not be evenly spaced.
     resizer: what has resized the frames; None: they have the size of the source.
     """
 
@@ -151,7 +150,6 @@ class VideoFrames:
     times: tuple[float, ...]
     metadata: VideoMetadata
     requested_fps: float | None = None
-    times_given: bool = False
     resizer: FrameResizer | None = None
 
     def resized(

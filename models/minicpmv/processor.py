@@ -100,9 +100,7 @@ class MiniCPMVProcessor(TextProcessor):
         if not self.config.fuses_frames:
             return self.video_item(frames, [[NO_TIME]] * len(frames))
         pack = fused_pack(video.metadata, video.requested_fps, len(video.frames))
-        # Ids count from the beginning of the video; the times of a list may count from anywhere.
-        begin = video.times[0] if video.times_given else 0.0
-        ids = temporal_ids([time - begin for time in video.times], video.metadata).tolist()
+        ids = temporal_ids(video.times, video.metadata).tolist()
         return self.video_item(frames, [ids[i : i + pack] for i in range(0, len(ids), pack)])
 
     def video_item(self, frames: Sequence[np.ndarray], groups: Sequence[Sequence[int]]) -> MediaItem:

@@ -92,11 +92,9 @@ class Qwen2VLProcessor(TextProcessor):
         return replace(prompt, positions=positions, next_position=next_position)
 
     def _pair_seconds(self, video: VideoFrames, num_pairs: int) -> np.ndarray:
-        """Start of each frame pair in seconds after the first one, [num_pairs]: the times that came with a list of
-        frames; otherwise evenly spaced at the average rate of the sampled frames, as in the reference."""
+        """Start of each frame pair in seconds after the first one, [num_pairs]: evenly spaced at the average rate of
+        the sampled frames, as in the reference."""
         pair = self.config.vision.temporal_patch_size
-        if video.times_given:
-            return np.array(video.times[::pair]) - video.times[0]
         rate = video.metadata.fps if video.metadata.fps > 0 else DEFAULT_FPS
         sampled_fps = len(video.frames) / max(video.metadata.num_frames, 1) * rate
         return frame_pair_seconds(num_pairs, pair / sampled_fps)

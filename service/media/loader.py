@@ -33,9 +33,6 @@ frame_resizer)."""
 FULL_FRAME_BYTES = 15
 """Of each pixel of a frame of a video file that is resized: its 3 bytes, Pillow's copy of it in 4, the bands that are
 cut from that, and what is between the two passes."""
-MAX_FPS = 1000.0
-"""Highest rate that a list of frames gets from its times, which may be as close as floats can be: models compute with
-the rate."""
 SAME_SIZE = "all frames of a list must have the same size"
 
 
@@ -86,7 +83,6 @@ def decode_frame_list(
     choose: Choose,
     *,
     fps: float,
-    times: Sequence[float] | None,
     field: str,
     images: messages.ImageLimits,
     limits: messages.VideoLimits,
@@ -95,9 +91,9 @@ def decode_frame_list(
 ) -> VideoFrames:
     """Frames of a `data:video/jpeg;base64,f1,f2,...` URL, `payload` being the part after the first comma.
 
-    fps: frame rate of the list, over 0. times: seconds of every frame, ascending, which then give the rate. decode:
-    decode_image, or the same in a worker process. charge: called with the bytes of all resized frames and of decoding
-    one, before the first is decoded. All frames must have the same size. Blocks: call it in a thread.
+    fps: frame rate of the list, over 0. decode: decode_image, or the same in a worker process. charge: called with
+    the bytes of all resized frames and of decoding one, before the first is decoded. All frames must have the same
+    size. Blocks: call it in a thread.
     """
     payload = without_spaces(payload)
     count = payload.count(",") + 1
@@ -105,15 +101,10 @@ def decode_frame_list(
         raise InputError(field, f"too many frames: {count} given, at most {limits.max_frames} allowed")
     if len(payload) > limits.max_bytes // 3 * 4 + 4 * count:
         raise InputError(field, f"the frames are too large: at most {limits.max_bytes} bytes allowed")
-    if times is not None and len(times) != count:
-        raise InputError(field, f"{len(times)} times given for {count} frames")
-    seconds = times[-1] - times[0] if times is not None else count / fps
-    if seconds > limits.max_duration:
+    if (seconds := count / fps) > limits.max_duration:
         raise InputError(
             field, f"the video is too long: {seconds:.6g} s given, at most {limits.max_duration:.0f} s allowed"
         )
-    if times is not None and seconds > 0:
-        fps = min((count - 1) / seconds, MAX_FPS)
 
     encoded, stored = payload.split(","), (0, 0)
     indices: tuple[int, ...] = ()
@@ -148,9 +139,8 @@ def decode_frame_list(
             if picture.shape != first.shape:
                 raise InputError(f"{field}[{index}]", SAME_SIZE)
             resized[index] = resizer(picture)
-    shown = tuple(i / fps if times is None else times[i] for i in indices)
-    frames = tuple(resized[i] for i in indices)
-    return VideoFrames(frames, indices, shown, seen, times_given=times is not None, resizer=resizer)
+    times, frames = tuple(i / fps for i in indices), tuple(resized[i] for i in indices)
+    return VideoFrames(frames, indices, times, seen, resizer=resizer)
 
 
 def _checked(
@@ -356,12 +346,11 @@ class MediaLoader:
         prepare: Callable[[VideoFrames], Awaitable[T]],
         *,
         frame_list_fps: float,
-        frame_list_times: Sequence[float] | None = None,
         field: str,
         budget: MediaBudget,
         room: Room = UNLIMITED,
     ) -> T:
-        """A video file, or a list of frames (is_frame_list) at `frame_list_fps` or seen at `frame_list_times`."""
+        """A video file, or a list of frames (is_frame_list) at `frame_list_fps`."""
         limits, counted = self.limits.video, False
 
         def choose_within_budget(metadata: VideoMetadata) -> tuple[Sequence[int], FrameResizer]:
@@ -381,7 +370,6 @@ class MediaLoader:
                 payload,
                 choose_within_budget,
                 fps=frame_list_fps,
-                times=frame_list_times,
                 field=field,
                 images=self.limits.image,
                 limits=limits,

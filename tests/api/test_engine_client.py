@@ -13,7 +13,7 @@ import pytest
 
 from models.interfaces.media import Prompt
 from service.api.engines.engine_client import EngineClient
-from service.api.engines.request_stream import EngineError, merge
+from service.api.engines.request_stream import EngineError, RequestStream, merge
 from service.link.config import EngineConfig, ModelConfig
 from service.link.engine_link import EngineLink, ProcessLink
 from service.link.messages import ChatDelta, ChatRequest, EncodeReference, PhaseTimes, StepCounts, TokenInfo
@@ -155,6 +155,13 @@ def test_chat_deltas_merge_into_one() -> None:
         ChatDelta("r", (2, 3), (), "stop", 0, steps),
     ]
     assert merge(deltas) == ChatDelta("r", (1, 2, 3), (TokenInfo(-1.0),), "stop", 4, steps, times)
+
+
+async def test_what_waits_for_a_slow_reader_comes_together() -> None:
+    stream = RequestStream[ChatDelta](_request("r", "x"), lambda request_id: None)
+    for token in (1, 2, 3):
+        stream.deliver(ChatDelta("r", (token,)), last=token == 3)
+    assert [delta.token_ids async for delta in stream] == [(1, 2, 3)]
 
 
 async def test_what_the_engine_turns_away_is_counted() -> None:

@@ -126,7 +126,7 @@ def test_values_end_in_json_though_digits_are_biased(client: OpenAI) -> None:
     ):
         schema = {"type": "object", "properties": {"x": {"type": "string"} | part}, "required": ["x"]}
         bias = {str(token): 100 for token in tokenize(digit)}
-        fields = {"logit_bias": bias, "max_tokens": 200, "extra_body": {"guided_json": schema}}
+        fields = {"logit_bias": bias, "max_tokens": 200, "extra_body": {"structured_outputs": {"json": schema}}}
         answer = ask(client, text_part("Go on."), **fields).choices[0]
         assert answer.finish_reason == "stop", (part, answer)
 

@@ -217,19 +217,6 @@ def test_structured_output_over_responses(scripted: RunningServer, streamed: boo
     assert seen == Seen(shape="circle")
 
 
-def test_a_call_that_was_cut_off_goes_back_with_an_error(scripted: RunningServer) -> None:
-    """LangChain keeps it as an invalid call, and agents answer it."""
-    messages = needed("langchain_core.messages")
-    tools = [{"name": "note", "description": "Notes a text.", "parameters": {"properties": {"text": {}}}}]
-    said = call_text("note", text="something long")
-    model = chat(scripted.url, "tiny", max_tokens=said.index("long")).bind_tools(tools)
-    cut = model.invoke([("user", said)])
-    assert cut.response_metadata["finish_reason"] == "length" and not cut.tool_calls
-    (call,) = cut.invalid_tool_calls
-    result = messages.ToolMessage("Not valid.", tool_call_id=call["id"])
-    assert model.invoke([("user", said), cut, result]).content == "Not valid."
-
-
 def test_a_prompt_that_is_too_long_is_known_as_such(scripted: RunningServer) -> None:
     overflow = needed("langchain_core.exceptions").ContextOverflowError
     with pytest.raises(overflow):

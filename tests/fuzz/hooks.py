@@ -11,10 +11,7 @@ from service.api.chat.route import RAW_REFUSED as COMPLETIONS_REFUSED
 from service.api.chat.schema import REFUSED
 from tests.support.tool_samples import TOOLS
 
-SELDOM = (
-    *("chat_template_kwargs", "tool_choice", "response_format", "structured_outputs", "min_tokens", "n"),
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-)
+SELDOM = (*("chat_template_kwargs", "tool_choice", "response_format", "structured_outputs", "min_tokens", "n"),)
 """Fields for which hardly anything that is drawn gets an answer."""
 
 

@@ -71,7 +71,7 @@ def _guided_chat() -> dict[str, Any]:
     schema = {**many, "$defs": {"b": {"allOf": [name, {"minLength": 2}]}, "n": {"type": "integer", "multipleOf": 3}}}
     asked = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
     others = {"json": None, "regex": None, "choice": None, "grammar": None}
-    return chat("List.", tokens=3, response_format=asked, structured_outputs=others, guided_choice=None)
+    return chat("List.", tokens=3, response_format=asked, structured_outputs=others)
 
 
 def _rich_speech() -> dict[str, Any]:

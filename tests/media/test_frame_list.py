@@ -34,13 +34,10 @@ def list_frames(
     payload: str,
     choose: Choose = ALL,
     limits: VideoLimits = LIMITS,
-    times: list[float] | None = None,
     fps: float = 2.0,
     charge: Callable[[int], None] = lambda size: None,
 ) -> VideoFrames:
-    return decode_frame_list(
-        payload, choose, fps=fps, times=times, field=FIELD, images=ImageLimits(), limits=limits, charge=charge
-    )
+    return decode_frame_list(payload, choose, fps=fps, field=FIELD, images=ImageLimits(), limits=limits, charge=charge)
 
 
 def test_frame_list() -> None:
@@ -51,19 +48,6 @@ def test_frame_list() -> None:
     assert abs(video.frames[1].astype(int) - np.asarray(pictures[2]).astype(int)).mean() < 12
 
 
-def test_times_of_a_frame_list_give_its_rate_and_stay_with_their_frames() -> None:
-    payload = frame_list(*[samples.encoded(samples.picture(), "JPEG")] * 5)
-    video = list_frames(payload, every(2), times=[10.0, 10.5, 13.0, 13.5, 18.0])
-    assert video.times == (10.0, 13.0, 18.0) and video.times_given
-    assert video.metadata.fps == 4 / 8 and video.metadata.duration == 10.0
-    assert not list_frames(payload).times_given
-    assert list_frames(payload, times=[3.0] * 5).metadata.fps == 2.0
-    with pytest.raises(InputError, match="4 times given for 5 frames"):
-        list_frames(payload, times=[0.0, 1.0, 2.0, 3.0])
-    with pytest.raises(InputError, match="too long: 4000 s given, at most 3600 s allowed"):
-        list_frames(payload, times=[0.0, 1.0, 2.0, 3.0, 4000.0])
-
-
 def test_frame_list_limits() -> None:
     frame = samples.encoded(samples.picture(), "JPEG")
     with pytest.raises(InputError, match="at most 2 allowed"):
@@ -72,6 +56,8 @@ def test_frame_list_limits() -> None:
         list_frames("," * 10_000_000)
     with pytest.raises(InputError, match="same size"):
         list_frames(frame_list(frame, samples.encoded(samples.picture(20, 20), "JPEG")))
+    with pytest.raises(InputError, match="too long: 4000 s given, at most 3600 s allowed"):
+        list_frames(frame_list(frame, frame), fps=0.0005)
     with pytest.raises(InputError) as caught:
         list_frames(frame_list(frame, frame, frame[:100]))
     assert caught.value.field == f"{FIELD}[2]"

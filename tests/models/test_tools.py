@@ -96,15 +96,9 @@ def test_a_template_that_knows_tools_renders_them() -> None:
     assert text.count("<|im_start|>tool\n") == 2 and "You may call" not in text
 
 
-@pytest.mark.parametrize(
-    "source",
-    [PLAIN, PLAIN + "{{ tools }}", KNOWS.replace('{"name"', "<arg_key>"), KNOWS.replace("tool_call>", "call>")],
-)
-def test_others_get_a_block(source: str) -> None:
-    assert not ChatTemplate(source, {}).knows_tools
-
-
 def test_the_block_of_a_template_that_knows_none() -> None:
+    others = (PLAIN + "{{ tools }}", KNOWS.replace('{"name"', "<arg_key>"), KNOWS.replace("tool_call>", "call>"))
+    assert not any(ChatTemplate(source, {}).knows_tools for source in (PLAIN, *others))
     text = text_of(ids(PLAIN, TALK, (ADD,)))
     assert text.startswith("<|im_start|>system\nYou are a helpful assistant.\n\n# Tools\n\nYou may call")
     assert f"<tools>\n{ADD_AS_JSON}\n</tools>" in text
@@ -166,6 +160,12 @@ def loaded(family: str) -> Any:
     return resolve(family_of(GOLDEN / family).processor)(GOLDEN / family)
 
 
+def written(processor: Any, *talk: ChatMessage, **options: Any) -> str:
+    """What a template makes of a conversation."""
+    chat = processor.apply_chat_template(talk, [], options={}, **options)
+    return processor.detokenize(chat.token_ids.tolist()).decode()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_writes_tools_and_escapes_what_they_hold(family: str) -> None:
     processor = loaded(family)
@@ -183,17 +183,10 @@ def test_every_family_writes_tools_and_escapes_what_they_hold(family: str) -> No
         return [token for token in tokens if token in special]
 
     assert counted("".join(names)) == counted("x")
-    chat = processor.apply_chat_template(TALK, [], options={}, tools=(ADD,))
-    said = processor.detokenize(chat.token_ids.tolist()).decode()
+    said = written(processor, *TALK, tools=(ADD,))
     assert '{"name": "add", "arguments": {"a": 40}}' in said and "<tool_response>\n42" in said
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_writes_arguments_that_are_text(family: str) -> None:
-    processor = loaded(family)
-    talk = (say("user", "hi"), say("assistant", calls=(ToolCall("add", '{"a": 4'),)), say("tool", "no JSON"))
-    chat = processor.apply_chat_template(talk, [], options={}, tools=(ADD,))
-    said = processor.detokenize(chat.token_ids.tolist()).decode()
+    call = say("assistant", calls=(ToolCall("add", '{"a": 4'),))  # whose arguments are no JSON
+    said = written(processor, say("user", "hi"), call, say("tool", "no JSON"), tools=(ADD,))
     assert any(f'{{"name": "add", "arguments": {text}}}' in said for text in ('{"a": 4', json.dumps('{"a": 4')))
 
 
@@ -201,13 +194,12 @@ def test_every_family_writes_arguments_that_are_text(family: str) -> None:
 def test_reasoning_of_an_earlier_answer_is_for_templates_that_read_it(family: str) -> None:
     processor = loaded(family)
 
-    def asked(reasoning: str | None) -> bytes:
-        talk = (say("user", "hi"), say("assistant", "yes", reasoning=reasoning), say("tool", "so"))
-        return processor.detokenize(processor.apply_chat_template(talk, [], options={}).token_ids.tolist())
+    def asked(reasoning: str | None) -> str:
+        return written(processor, say("user", "hi"), say("assistant", "yes", reasoning=reasoning), say("tool", "so"))
 
-    assert (b"I think" in asked("I think\n")) == (family == "qwen3_vl_moe")
+    assert ("I think" in asked("I think\n")) == (family == "qwen3_vl_moe")
     processor.template = ChatTemplate(KNOWS, {})
-    assert b"<think>I think</think>yes" in asked("I think\n") and b"<think>" not in asked(None)
+    assert "<think>I think</think>yes" in asked("I think\n") and "<think>" not in asked(None)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

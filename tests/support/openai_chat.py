@@ -151,11 +151,6 @@ def text_part(text: str = QUESTION) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def image_part(image: Image.Image, **options: str) -> dict[str, Any]:
-    """options: fields beside the url, such as detail."""
-    return {"type": "image_url", "image_url": {"url": data_url(encoded(image, "PNG")), **options}}
-
-
 def video_part(*, frames: int, rate: int, **options: Any) -> dict[str, Any]:
     """A file of so many frames at `rate` a second, 64 x 48 pixels. options: fields beside the url, such as fps."""
     data = video(frames=frames, rate=rate, size=_VIDEO_SIZE)
@@ -163,7 +158,7 @@ def video_part(*, frames: int, rate: int, **options: Any) -> dict[str, Any]:
 
 
 def frame_list_part(frames: Iterable[bytes], **options: Any) -> dict[str, Any]:
-    """A video of encoded pictures. options: fields beside the url, such as fps and times."""
+    """A video of encoded pictures. options: fields beside the url, such as fps."""
     listed = ",".join(base64.b64encode(frame).decode() for frame in frames)
     return {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{listed}", **options}}
 

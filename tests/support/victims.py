@@ -116,7 +116,7 @@ class Patient:
 
         def check() -> None:
             words = [f"word{next(self._grammars)}-{index}" for index in range(500)]
-            self.post("/v1/chat/completions", chat("Yes?", tokens=1, guided_choice=words))
+            self.post("/v1/chat/completions", chat("Yes?", tokens=1, structured_outputs={"choice": words}))
 
         threads = [threading.Thread(target=check) for _ in range(4)]
         for thread in threads:

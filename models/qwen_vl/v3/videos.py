@@ -73,10 +73,9 @@ def video_size(
 
 def pair_tenths(video: VideoFrames, pair: int) -> list[int]:
     """Time of each frame pair in tenths of a second, rounded like the printed time: the mean of its frames' times in
-    the source, or of the times sent with a frame list. An odd last frame counts twice."""
+    the source. An odd last frame counts twice."""
     fps = video.metadata.fps
-    told = video.times_given or fps <= 0
-    times = list(video.times) if told else [index / fps for index in video.indices]
+    times = list(video.times) if fps <= 0 else [index / fps for index in video.indices]
     times += times[-1:] * (-len(times) % pair)
     return [_tenths(times[start : start + pair]) for start in range(0, len(times), pair)]
 

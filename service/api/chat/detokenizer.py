@@ -15,13 +15,13 @@ from msgspec import UNSET
 
 from models.text.tools import CALL_END, CALL_START
 from service.api.chat import schema
-from service.api.chat.xml_calls import FUNCTION, Types, XmlCall, held_back
+from service.api.chat.xml_calls import FUNCTION, Types, XmlCall, held_back, split_at
 from service.link.messages import ChatDelta, TokenInfo
 
 CALL_HEAD = '\n{"name": "'
 """What follows the opening tag of every call that the grammar allows, in JSON."""
-_NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"')
-_COLON = re.compile(r'\s*,\s*"arguments"\s*:\s*(?=\{)')
+_HEAD = re.compile(r'\n\{"name": "([^"]*)", "arguments": ')
+_JSON_END = f"}}\n{CALL_END}"
 
 
 def joined(deltas: Sequence[schema.ToolCallDelta]) -> list[schema.ToolCallEntry]:
@@ -35,56 +35,27 @@ def joined(deltas: Sequence[schema.ToolCallDelta]) -> list[schema.ToolCallEntry]
     ]
 
 
-class JsonObjectEnd:
-    """Finds the end of a JSON object that arrives in chunks."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    def find(self, text: str) -> int | None:
-        """The index in the next chunk behind the brace that closes the object; None if it goes on."""
-        for end, character in enumerate(text, 1):
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped, self._in_string = character == "\\", character != '"'
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    return end
-        return None
-
-
 class JsonCall:
-    """Reads a call from behind its opening tag, in chunks: a JSON object with `name` and `arguments`."""
+    """Reads a call from behind its opening tag, in chunks, as the grammar writes it: no new line is in its JSON."""
 
     def __init__(self) -> None:
         self._held = ""
-        self._state: Literal["name", "colon", "arguments", "end"] = "name"
-        self._arguments = JsonObjectEnd()
+        self._named = False
 
     def feed(self, text: str) -> tuple[list[schema.FunctionDelta], str | None]:
         """(parts of the call, what follows its closing tag; None while it goes on)."""
         self._held += text
         deltas: list[schema.FunctionDelta] = []
-        if self._state == "name" and (found := _NAME.match(self._held)):
-            self._state, self._held = "colon", self._held[found.end() :]
+        if not self._named:
+            found = _HEAD.match(self._held)
+            if found is None:
+                return [], None
+            self._named, self._held = True, self._held[found.end() :]
             deltas.append(schema.FunctionDelta("", found[1]))
-        if self._state == "colon" and (found := _COLON.match(self._held)):
-            self._state, self._held = "arguments", self._held[found.end() :]
-        if self._state == "arguments" and self._held:
-            end = self._arguments.find(self._held)
-            deltas.append(schema.FunctionDelta(self._held[:end]))
-            self._held = "" if end is None else self._held[end:]
-            self._state = "arguments" if end is None else "end"
-        _, tag, rest = self._held.partition(CALL_END) if self._state == "end" else ("", "", "")
-        return deltas, rest if tag else None
+        arguments, ended, self._held = split_at(self._held, _JSON_END)
+        if arguments:
+            deltas.append(schema.FunctionDelta(arguments))
+        return deltas, self._held if ended else None
 
 
 class ToolCallParser:
@@ -133,7 +104,7 @@ class ToolCallParser:
                 return said, deltas
 
     def flush(self, *, complete: bool = False) -> str:
-        """Text that was held back, at the end of the answer. A call without a name is dropped. complete: the answer
+        """Text that was held back, at the end of the answer. A call without arguments is dropped. complete: the answer
         has ended by itself, so what might have become a call is a text."""
         text = (complete and self._state == "undecided") or not self.in_call
         held, self._held = self._held, ""
@@ -150,12 +121,12 @@ class ToolCallParser:
     def _take_text(self) -> str:
         """Text up to the next tag. Holds back what may be the beginning of a tag, and white space that may precede
         one."""
-        head, tag, rest = self._held.partition(CALL_START)
+        head, tag, rest = split_at(self._held, CALL_START)
+        said = head.rstrip()
         if tag:
             self._state, self._held, self._call = "call", rest, self._new_call()
-            return head.rstrip()
-        said = head[: len(head) - held_back(head, CALL_START)].rstrip()
-        self._held = head[len(said) :]
+        else:
+            self._held = head[len(said) :] + rest
         return said
 
     def _take_call(self) -> list[schema.ToolCallDelta]:
@@ -234,13 +205,11 @@ class ReasoningSplitter:
             else:
                 return "", ""
         if self._state == "reasoning":
-            head, marker, rest = self._held.partition(self._end)
-            if marker:
-                self._state, self._held = "after", rest
-                return head, self._after()
-            kept = len(head) - held_back(head, self._end)
-            self._held = head[kept:]
-            return head[:kept], ""
+            thought, ended, self._held = split_at(self._held, self._end)
+            if not ended:
+                return thought, ""
+            self._state = "after"
+            return thought, self._after()
         return "", self._after() if self._state == "after" else self._release()
 
     def _after(self) -> str:
@@ -270,7 +239,7 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Parts:
-    """The text that the tokens of one delta add."""
+    """The text that is not in a delta yet."""
 
     reasoning: str = ""
     content: str = ""
@@ -309,64 +278,63 @@ class TextAssembler:
         self._shown = 0
         self._waiting: list[tuple[int, schema.TokenLogprob]] = []
         """(first character, logprobs) of tokens whose text has not been sent yet."""
+        self._parts = _Parts()
 
     def feed(self, delta: ChatDelta) -> TextDelta:
         """The text of new tokens. finish_reason "stop" after a stop string: the caller then aborts the request."""
-        parts = _Parts()
         for index, token in enumerate(delta.token_ids):
             self.tokens += 1
             raw = self._detokenize([token])
             if delta.infos:
                 self._waiting.append((self._decoded, self._logprob(raw, delta.infos[index])))
-            text = self._utf8.decode(raw)
-            self._decoded += len(text)
-            self._cut(text, parts)
+            self._cut(self._utf8.decode(raw))
             if self._cutter.stopped:
-                return self._last(parts, "stop")
+                return self._last("stop")
         if delta.finish_reason is None:
-            return TextDelta(parts.content, parts.reasoning, self._ready(), None, tuple(parts.calls))
-        text = self._utf8.decode(b"", final=True)
-        self._decoded += len(text)
-        self._cut(text, parts)
-        self._split(self._cutter.flush(), parts)
+            return self._taken(None)
+        self._cut(self._utf8.decode(b"", final=True))
+        self._split(self._cutter.flush())
         at_length = delta.finish_reason == "length" and not self._cutter.stopped
-        return self._last(parts, "length" if at_length else "stop")
+        return self._last("length" if at_length else "stop")
 
-    def _cut(self, text: str, parts: _Parts) -> None:
+    def _cut(self, text: str) -> None:
+        self._decoded += len(text)
         if self.tokens <= self._min_tokens:
-            self._split(text, parts)
+            self._split(text)
         elif self._calls is None:
-            self._split(self._cutter.feed(text), parts)
+            self._split(self._cutter.feed(text))
         else:
             for character in text:  # a call may begin or end at any of them
-                self._split(character if self._calls.in_call else self._cutter.feed(character), parts)
+                self._split(character if self._calls.in_call else self._cutter.feed(character))
 
-    def _split(self, text: str, parts: _Parts) -> None:
+    def _split(self, text: str) -> None:
         """Add text that can be sent. Counts reasoning tokens."""
         self._shown += len(text)
         inside = self._splitter.in_reasoning
         reasoning, content = self._splitter.feed(text)
         if inside or reasoning or self._splitter.in_reasoning:
             self.reasoning_tokens = self.tokens
-        parts.reasoning += reasoning
-        self._say(content, parts)
+        self._say(reasoning, content)
 
-    def _say(self, content: str, parts: _Parts) -> None:
+    def _say(self, reasoning: str, content: str) -> None:
+        self._parts.reasoning += reasoning
         if self._calls is not None:
             content, calls = self._calls.feed(content)
-            parts.calls += calls
-        parts.content += content
+            self._parts.calls += calls
+        self._parts.content += content
 
-    def _last(self, parts: _Parts, finish_reason: schema.FinishReason) -> TextDelta:
-        thought, said = self._splitter.flush()
-        parts.reasoning += thought
-        self._say(said, parts)
+    def _last(self, finish_reason: schema.FinishReason) -> TextDelta:
+        self._say(*self._splitter.flush())
         if self._calls is not None:
-            parts.content += self._calls.flush(complete=finish_reason == "stop")
+            self._parts.content += self._calls.flush(complete=finish_reason == "stop")
             if self._calls.calls and finish_reason == "stop":
                 finish_reason = "tool_calls"
         if not self._cutter.stopped:
             self._shown += 1  # tokens without text at the very end
+        return self._taken(finish_reason)
+
+    def _taken(self, finish_reason: schema.FinishReason | None) -> TextDelta:
+        parts, self._parts = self._parts, _Parts()
         return TextDelta(parts.content, parts.reasoning, self._ready(), finish_reason, tuple(parts.calls))
 
     def _ready(self) -> tuple[schema.TokenLogprob, ...]:

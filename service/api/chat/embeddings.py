@@ -21,7 +21,7 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, Meta, UnsetType
 
 from models.checkpoints.rows import tensor_rows
-from service.api.chat.job import ChatJob, prepare_job, tried_again
+from service.api.chat.job import ChatJob, prepare_job
 from service.api.chat.schema import ChatRequestBody, ContentPart, MediaUrl, Message
 from service.api.context import ServerContext, post
 from service.api.http.errors import ApiError, invalid, renamed
@@ -156,7 +156,7 @@ async def hidden_vectors(
         with renamed(lambda error: _named(error, prompted)):
             async with turns:
                 job = await prepare_job(context, asked, record, task=model.task)
-                return await tried_again(context, job, 0, lambda: _hidden(context, job)), len(job.prompt.token_ids)
+                return await _hidden(context, job), len(job.prompt.token_ids)
 
     async with asyncio.timeout(context.settings.request_timeout):
         done = await unless_disconnected(request, all_results([one(prompted) for prompted in prompts]))

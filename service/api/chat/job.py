@@ -7,11 +7,11 @@ import hashlib
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -25,15 +25,13 @@ from service.api.chat.schema import ChatRequestBody
 from service.api.chat.structured import answer_grammar
 from service.api.chat.tools import Reasoning, ToolUse, checked_tool_grammar, reasoned_grammar, tool_use
 from service.api.context import ServerContext
-from service.api.engines.request_stream import EngineLost, RequestGroup, StepReport, step_report
+from service.api.engines.request_stream import RequestGroup, StepReport, step_report
 from service.api.http.errors import invalid
 from service.api.http.middleware import RequestRecord
 from service.hub.catalog import HostedModel, Task
 from service.link.messages import ChatDelta, ChatRequest, StepCounts
 from service.link.sampling import MIN_TEMPERATURE, SamplingOptions, SamplingParams
 from service.settings.settings import Settings
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -65,8 +63,6 @@ class ChatJob:
     grammar: str
     formatted: bool
     """Whether an answer that calls nothing has to match a format."""
-    unenforced: list[str] | UnsetType
-    """Paths of what the grammar does not enforce of the request's schemas."""
     record: RequestRecord
     raw: bool = False
     """Whether answers are text as it was generated: reasoning is part of it."""
@@ -129,11 +125,11 @@ async def prepare_job(
     use = partial(tool_use, body, model.chat_processor.call_format)
     tools = await context.in_thread(use) if body.tools or body.tool_choice else None
     record.ticket.grow(count - 1)
-    answer, unenforced = "", list[str]()
-    if body.is_constrained:
-        answer, unenforced = await answer_grammar(context.grammars, body, record.client)
+    answer = ""
+    if body.response_format or body.structured_outputs:
+        answer = await answer_grammar(context.grammars, body, record.client)
     prompt = await build_prompt(context, model, body, tools.tools if tools else (), record, raw)
-    tools, grammar, left_out = await _grammar(context, model, prompt, tools, answer, record.client)
+    tools, grammar = await _grammar(context, model, prompt, tools, answer, record.client)
     max_model_len = context.max_model_len(model)
     first = sampling_params(body, model.chat_processor, len(prompt.token_ids), max_model_len, settings)
     sampling = tuple(msgspec.structs.replace(first, seed=derived_seed(first.seed, index)) for index in range(count))
@@ -150,7 +146,6 @@ async def prepare_job(
         grammar=grammar,
         formatted=bool(answer),
         raw=raw is not None,
-        unenforced=[*unenforced, *left_out] or UNSET,
         record=record,
         counts=[ChoiceCounts() for _ in sampling],
     )
@@ -158,29 +153,17 @@ async def prepare_job(
 
 async def _grammar(
     context: ServerContext, model: HostedModel, prompt: Prompt, tools: ToolUse | None, answer: str, client: str
-) -> tuple[ToolUse | None, str, list[str]]:
-    """(the tools with parameters in the form of a grammar, the grammar that the answers must match, paths of what it
-    does not enforce of the tools). answer: the grammar for answers that call nothing."""
+) -> tuple[ToolUse | None, str]:
+    """(the tools with parameters in the form of a grammar, the grammar that the answers must match). answer: the
+    grammar for answers that call nothing."""
     markers, opened = model.chat_processor.reasoning_markers, opens_reasoning(model.chat_processor, prompt)
     reasoning = None if markers is None else Reasoning(*markers, opened)
     if tools is not None:
         return await checked_tool_grammar(context.grammars, tools, client, answer=answer, reasoning=reasoning)
     if answer and reasoning is not None and opened:
         make = partial(reasoned_grammar, answer, reasoning)
-        return None, await context.grammars.checked(make, "response_format", client), []
-    return None, answer, []
-
-
-async def tried_again(context: ServerContext, job: ChatJob, index: int, collect: Callable[[], Awaitable[T]]) -> T:
-    """Collect one choice. Start again on another engine if the first one ends: the client has received nothing yet. The
-    choices of a chat do so after one end at most, moves to another engine before a first token (Engines) included."""
-    try:
-        return await collect()
-    except EngineLost:
-        if not context.engine.ready:
-            raise
-        job.counts[index] = ChoiceCounts()
-        return await collect()
+        return None, await context.grammars.checked(make, "response_format", client)
+    return None, answer
 
 
 async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGenerator[TextDelta]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -64,10 +63,7 @@ def read_messages(
         count = sum(reference.kind == kind for reference in references)
         if count > limit:
             raise bad_request(_too_many(name, count, limit), "messages")
-    if not references and not body.mm_processor_kwargs:
-        return collected, []
-    common = prompt_media.of_all_videos(body)
-    return collected, [replace(one, sampling=prompt_media.first_stated((one.sampling, common))) for one in references]
+    return collected, references
 
 
 def _too_many(what: str, count: int, limit: int) -> str:
@@ -157,23 +153,24 @@ def _part(part: schema.ContentPart, role: str, field: str, references: list[prom
         raise invalid(f"{field}.{kind}", "this field is required")
     if role not in ("user", "tool"):
         raise invalid(field, "media are only allowed in messages of users and tools")
-    prompt_media.refuse_pixel_bounds(part, field)
-    at = f"{field}.{kind}"
-    if isinstance(media, schema.InputAudio):
-        url = schema.MediaUrl(f"data:audio/{media.format};base64,{media.data}")
-        references.append(prompt_media.MediaReference("audio", url, f"{at}.data", prompt_media.VideoSampling("")))
-        return PromptPart(item=len(references) - 1)
-    if isinstance(media, str):
-        media = schema.MediaUrl(media)
-    else:
-        prompt_media.refuse_pixel_bounds(media, at)
-    sampling = prompt_media.first_stated((prompt_media.stated(media, at), prompt_media.stated(part, field)))
-    at = at if isinstance(getattr(part, kind), str) else f"{at}.url"
-    references.append(prompt_media.MediaReference(MEDIA[kind], media, at, sampling))
+    schema.refuse(part, schema.PIXEL_BOUNDS, at=f"{field}.")
+    references.append(_reference(MEDIA[kind], media, part, field, f"{field}.{kind}"))
     return PromptPart(item=len(references) - 1)
 
 
-T = TypeVar("T")
+def _reference(
+    kind: MediaKind, media: schema.InputAudio | schema.MediaUrl | str, part: schema.ContentPart, field: str, at: str
+) -> prompt_media.MediaReference:
+    """field, at: paths of the part and of what it shows."""
+    if isinstance(media, schema.InputAudio):
+        url = schema.MediaUrl(f"data:audio/{media.format};base64,{media.data}")
+        return prompt_media.MediaReference(kind, url, f"{at}.data")
+    if isinstance(media, str):
+        return prompt_media.MediaReference(kind, schema.MediaUrl(media), at, prompt_media.first_stated((part, field)))
+    schema.refuse(media, schema.PIXEL_BOUNDS, at=f"{at}.")
+    sampling = prompt_media.first_stated((media, at), (part, field))
+    return prompt_media.MediaReference(kind, media, f"{at}.url", sampling)
+
 
 TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
 """Options that are accepted for every model; ChatProcessor.template_options has what a template takes beside them."""
@@ -229,18 +226,23 @@ async def build_prompt(
         ids = processor.tokenize_prompt(raw) if isinstance(raw, str) else raw
         return TokenizedChat(np.array(ids, np.int32))
 
-    tokenize = partial(_tokenize, context, apply, paths, small=length <= SMALL_PROMPT)
-    items: list[MediaItem] = []
+    async def tokenized() -> tuple[TokenizedChat, float]:
+        """The conversation with placeholders for media, and the seconds that it took."""
+        began = time.monotonic()
+        try:
+            chat = apply() if length <= SMALL_PROMPT else await context.in_thread(apply)
+        except InputError as error:
+            raise InputError(paths.get(error.field, error.field), str(error)) from error
+        return chat, time.monotonic() - began
+
+    loads: Iterable[Coroutine[Any, Any, MediaItem]] = ()
     if references:
-        media = prompt_media.PromptMedia(context, processor, references, record.client, record.ticket)
-        # The text last: the event loop computes while the fetches, which have begun, wait for the network.
-        results: list[Any] = await all_results([*map(media.load, references), _outcome(tokenize())])
-        *items, tokenized = results
-        if isinstance(tokenized, InputError):  # no picture has one
-            raise tokenized
-        chat, seconds = tokenized
-    else:
-        chat, seconds = await tokenize()
+        common = prompt_media.of_all_videos(body)
+        media = prompt_media.PromptMedia(context, processor, references, record.client, record.ticket, common)
+        loads = map(media.load, references)
+    # The text last: the event loop computes while the fetches, which have begun, wait for the network.
+    results: list[Any] = await all_results([*loads, tokenized()])
+    *items, (chat, seconds) = results
     began = time.monotonic()
     prompt = await _expand(context, processor, chat, items)
     context.metrics.observe("tokenize_duration_seconds", seconds + time.monotonic() - began, model=model.name)
@@ -251,32 +253,28 @@ def _accepted(
     context: ServerContext, model: HostedModel, body: schema.ChatRequestBody, prompt: Prompt, record: RequestRecord
 ) -> Prompt:
     """The prompt, counted, with the cache keys of its owner."""
-    _observe(context, model.name, prompt)
+    metrics, name = context.metrics, model.name
+    metrics.observe("request_input_tokens", len(prompt.token_ids), model=name)
+    for kind, count in media_tokens(prompt).items():
+        metrics.observe("prompt_tokens_total", count, model=name, kind=kind)
+    metrics.observe("request_images", sum(item.kind == "image" for item in prompt.items), model=name)
+    frames = sum(len(item.frames) for item in prompt.items if item.kind == "video")
+    metrics.observe("request_video_frames", frames, model=name)
     owner = context.owner(record.client)
     return prompt.salted(f"{owner}/{body.cache_salt or ''}") if owner or body.cache_salt else prompt
 
 
 def processor_of(model: HostedModel, body: schema.ChatRequestBody) -> ChatProcessor:
     """The model's, or the one of the downsample_mode that the request names. ApiError 400 if the model has no modes."""
-    processor, mode = model.chat_processor, body.mm_processor_kwargs and body.mm_processor_kwargs.downsample_mode
-    if mode and not processor.modes:
-        field = "mm_processor_kwargs.downsample_mode"
-        raise invalid(field, "this model has no modes", "unsupported_parameter")
-    return processor.modes[mode] if mode else processor
-
-
-async def _tokenize(
-    context: ServerContext, apply: Callable[[], TokenizedChat], paths: Mapping[str, str], *, small: bool
-) -> tuple[TokenizedChat, float]:
-    """The tokenized conversation with placeholders for media, and the seconds that it took. apply: renders and
-    tokenizes it. paths: of the template's options in the request. small: it takes so little time that it needs no
-    thread."""
-    began = time.monotonic()
-    try:
-        chat = apply() if small else await context.in_thread(apply)
-    except InputError as error:
-        raise InputError(paths.get(error.field, error.field), str(error)) from error
-    return chat, time.monotonic() - began
+    processor, options = model.chat_processor, body.mm_processor_kwargs
+    if options is None:
+        return processor
+    schema.refuse(options, schema.PIXEL_BOUNDS, at="mm_processor_kwargs.")
+    if options.downsample_mode is None:
+        return processor
+    if not processor.modes:
+        raise invalid("mm_processor_kwargs.downsample_mode", "this model has no modes", "unsupported_parameter")
+    return processor.modes[options.downsample_mode]
 
 
 async def _expand(
@@ -354,21 +352,3 @@ def _effort(body: schema.ChatRequestBody, given: Mapping[str, Any]) -> str | Non
     if effort is not None and not (isinstance(effort, str) and effort in EFFORTS):
         raise invalid(path, f"must be one of {', '.join(EFFORTS)}")
     return effort
-
-
-async def _outcome(work: Coroutine[Any, Any, T]) -> T | InputError:
-    try:
-        return await work
-    except InputError as error:
-        return error
-
-
-def _observe(context: ServerContext, model: str, prompt: Prompt) -> None:
-    metrics = context.metrics
-    metrics.observe("request_input_tokens", len(prompt.token_ids), model=model)
-    for kind, count in media_tokens(prompt).items():
-        metrics.observe("prompt_tokens_total", count, model=model, kind=kind)
-    images = sum(item.kind == "image" for item in prompt.items)
-    frames = sum(len(item.frames) for item in prompt.items if item.kind == "video")
-    metrics.observe("request_images", images, model=model)
-    metrics.observe("request_video_frames", frames, model=model)

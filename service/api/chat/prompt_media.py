@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from PIL import Image
 
@@ -14,12 +13,11 @@ from models.interfaces.errors import InputError
 from models.interfaces.media import MediaItem, MediaKind, VideoFrames, VideoMetadata
 from models.interfaces.processor import ChatProcessor
 from models.interfaces.resizing import FrameResizer
-from service.api.chat.schema import PIXEL_BOUNDS, ChatRequestBody, ContentPart, MediaUrl, ProcessorOptions, VideoOptions
+from service.api.chat.schema import ChatRequestBody, MediaUrl, VideoOptions
 from service.api.context import ServerContext
 from service.api.http.admission import Decoding, Ticket
-from service.api.http.errors import ApiError, invalid, naming
+from service.api.http.errors import ApiError, invalid
 from service.api.tracing import phase
-from service.media.loader import is_frame_list
 
 DEFAULT_FRAME_LIST_FPS = 2.0
 MAX_FPS = 30.0
@@ -28,49 +26,25 @@ MAX_FPS = 30.0
 @dataclass(frozen=True)
 class VideoSampling:
     """The request's choice of a video's frames; `field` is the path of the object that has it. fps: frames per second
-    to use, or the rate of a frame list. num_frames: number of frames to use, evenly spread. max_frames: limit. times:
-    seconds of the frames of a list.
+    to use, or the rate of a frame list. num_frames: number of frames to use, evenly spread. max_frames: limit.
     """
 
     field: str
     fps: float | None = None
     num_frames: int | None = None
     max_frames: int | None = None
-    times: tuple[float, ...] | None = None
 
-    @property
-    def says_something(self) -> bool:
-        return any(value is not None for value in (self.fps, self.num_frames, self.max_frames, self.times))
-
-    def check(self, url: str, share: int) -> None:
+    def check(self, share: int) -> None:
         """ApiError 400 names the field that does not fit. share: frames that each video of the request may have."""
         if self.fps is not None and self.fps > MAX_FPS:
-            self._refuse("fps", f"too high: {self.fps:g} given, at most {MAX_FPS:g} allowed")
+            raise invalid(f"{self.field}.fps", f"too high: {self.fps:g} given, at most {MAX_FPS:g} allowed")
         if self.num_frames is not None and self.fps is not None:
-            self._refuse("num_frames", "excludes fps: give one of them")
+            raise invalid(f"{self.field}.num_frames", "excludes fps: give one of them")
         for name in ("num_frames", "max_frames"):
             count = getattr(self, name)
             if count is not None and count > share:
-                self._refuse(
-                    name, f"too many frames: {count} given, at most {share} allowed for each video of this request"
-                )
-        if self.times is not None:
-            self._check_times(self.times, url)
-
-    def _check_times(self, times: tuple[float, ...], url: str) -> None:
-        if not is_frame_list(url):
-            self._refuse("times", "only for lists of frames (data:video/jpeg); a video file has its own")
-        if self.fps is not None:
-            self._refuse("times", "excludes fps: give one of them")
-        if any(later < earlier for earlier, later in pairwise(times)):
-            self._refuse("times", "must be in ascending order")
-        frames = url.count(",")  # one behind each comma
-        if len(times) != frames:
-            self._refuse("times", f"{len(times)} given for {frames} frames; each frame has one")
-
-    def _refuse(self, name: str, problem: str) -> None:
-        field = f"{self.field}.{name}" if self.field else name
-        raise invalid(field, problem)
+                problem = f"too many frames: {count} given, at most {share} allowed for each video of this request"
+                raise invalid(f"{self.field}.{name}", problem)
 
     def rate(self, metadata: VideoMetadata) -> float | None:
         """Frames per second to use, None for the model's own rule. Every frame of a list is used, since its sender has
@@ -83,33 +57,19 @@ class VideoSampling:
         return processor.sample_video(metadata, fps=self.rate(metadata), max_frames=wanted)
 
 
-def stated(options: MediaUrl | ContentPart | VideoOptions, field: str) -> VideoSampling:
-    times = getattr(options, "times", None)
-    return VideoSampling(
-        field, options.fps, options.num_frames, options.max_frames, None if times is None else tuple(times)
-    )
+def first_stated(*given: tuple[VideoOptions | None, str]) -> VideoSampling | None:
+    """The choice of the first of these objects that has any. given: the objects and their paths."""
+    for options, field in given:
+        if options is not None and (options.fps or options.num_frames or options.max_frames):
+            return VideoSampling(field, options.fps, options.num_frames, options.max_frames)
+    return None
 
 
 def of_all_videos(body: ChatRequestBody) -> VideoSampling:
     """The request's choice for videos without one of their own."""
-    io = body.media_io_kwargs.video if body.media_io_kwargs else None
-    found = [stated(io, "media_io_kwargs.video")] if io else []
-    if body.mm_processor_kwargs:
-        refuse_pixel_bounds(body.mm_processor_kwargs, "mm_processor_kwargs")
-        found.append(stated(body.mm_processor_kwargs, "mm_processor_kwargs"))
-    return first_stated(found)
-
-
-def first_stated(samplings: Sequence[VideoSampling]) -> VideoSampling:
-    """The first choice that is not empty, else an empty one."""
-    return next((sampling for sampling in samplings if sampling.says_something), VideoSampling(""))
-
-
-def refuse_pixel_bounds(fields: ContentPart | MediaUrl | ProcessorOptions, at: str) -> None:
-    for name in PIXEL_BOUNDS:
-        if getattr(fields, name) is not None:
-            problem = "not supported; use detail for pictures, fps and max_frames for videos"
-            raise invalid(f"{at}.{name}", problem, "unsupported_parameter")
+    io = None if body.media_io_kwargs is None else body.media_io_kwargs.video
+    given = (io, "media_io_kwargs.video"), (body.mm_processor_kwargs, "mm_processor_kwargs")
+    return first_stated(*given) or VideoSampling("")
 
 
 @dataclass(frozen=True)
@@ -118,7 +78,8 @@ class MediaReference:
     media: MediaUrl
     field: str
     """Path of the URL in the request."""
-    sampling: VideoSampling
+    sampling: VideoSampling | None = None
+    """Of a video that has one of its own."""
 
 
 @dataclass(eq=False)
@@ -131,6 +92,8 @@ class PromptMedia:
     references: Sequence[MediaReference]
     client: str
     ticket: Ticket
+    sampling: VideoSampling = VideoSampling("")
+    """Of the videos that have none of their own."""
 
     def __post_init__(self) -> None:
         self.budget = self.context.media.budget(self.client)
@@ -149,9 +112,11 @@ class PromptMedia:
             try:
                 with phase("media", kind=reference.kind):
                     item = await load(reference, decoding)
-            except (ApiError, InputError):
+            except (ApiError, InputError) as error:
                 if not decoding.refused:
                     self.context.metrics.observe("media_rejections_total", kind=reference.kind, reason="refused")
+                if isinstance(error, InputError) and not error.field.startswith(reference.field):
+                    raise InputError(reference.field, str(error)) from error  # a processor knows no request
                 raise
             decoding.keep(sum(array.nbytes for array in (*item.frames, *item.arrays.values())))
         return item
@@ -168,7 +133,7 @@ class PromptMedia:
             recording=True,
         )
         decoded = time.monotonic()
-        item = await self.context.in_thread(lambda: naming(reference.field, lambda: hears.item(samples)))
+        item = await self.context.in_thread(lambda: hears.item(samples))
         self._observe("audio", began, decoded)
         return item
 
@@ -178,8 +143,7 @@ class PromptMedia:
         def prepare(picture: Image.Image, source: bytes) -> tuple[MediaItem, float]:
             decoded = time.monotonic()
             detail = reference.media.detail or "auto"
-            item = naming(reference.field, lambda: self.processor.image(picture, detail=detail, source=source))
-            return item, decoded
+            return self.processor.image(picture, detail=detail, source=source), decoded
 
         item, decoded = await self.context.media.image(
             reference.media.url, prepare, field=reference.field, budget=self.budget, room=decoding
@@ -188,20 +152,20 @@ class PromptMedia:
         return item
 
     async def _load_video(self, reference: MediaReference, decoding: Decoding) -> MediaItem:
-        sampling, share = reference.sampling, self._frame_share
-        sampling.check(reference.media.url, share)
+        sampling, share = reference.sampling or self.sampling, self._frame_share
+        sampling.check(share)
         max_frames, max_pixels = sampling.max_frames or share, self._pixel_share
         began = time.monotonic()
 
         def choose(metadata: VideoMetadata) -> tuple[Sequence[int], FrameResizer]:
             fitting = min(max_frames, max(1, max_pixels // max(1, metadata.height * metadata.width)))
-            indices = naming(reference.field, lambda: sampling.choose(self.processor, metadata, fitting))
-            return indices, naming(reference.field, lambda: self.processor.frame_resizer(metadata, len(indices)))
+            indices = sampling.choose(self.processor, metadata, fitting)
+            return indices, self.processor.frame_resizer(metadata, len(indices))
 
         async def prepare(video: VideoFrames) -> MediaItem:
             decoded = time.monotonic()
             video = replace(video, requested_fps=sampling.rate(video.metadata))
-            item = await self.context.in_thread(lambda: naming(reference.field, lambda: self.processor.video(video)))
+            item = await self.context.in_thread(lambda: self.processor.video(video))
             self._observe("video", began, decoded)
             return item
 
@@ -210,7 +174,6 @@ class PromptMedia:
             choose,
             prepare,
             frame_list_fps=sampling.fps or DEFAULT_FRAME_LIST_FPS,
-            frame_list_times=sampling.times,
             field=reference.field,
             budget=self.budget,
             room=decoding,

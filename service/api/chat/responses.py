@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from service.api.chat import schema as chat
 from service.api.chat.detokenizer import TextDelta
-from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
+from service.api.chat.job import ChatJob, generate, prepare_job
 from service.api.chat.schema import ChatRequestBody, Message, Refused, TokenLogprob, refuse
 from service.api.chat.tools import NO_RESULT
 from service.api.chat.turns import Turn, joined, located, translated
@@ -257,7 +257,7 @@ class ResponsesUsage(msgspec.Struct, frozen=True):
 
 class ResponseObject(Repeated, frozen=True):  # Without kw_only its fields, id first, come before those of Repeated.
     """incomplete_details: the reason max_output_tokens if a limit of tokens, the context or request_timeout ended the
-    answer. steps, unenforced: as a chat completion has them."""
+    answer. steps: as a chat completion has them."""
 
     id: str
     created_at: int
@@ -274,7 +274,6 @@ class ResponseObject(Repeated, frozen=True):  # Without kw_only its fields, id f
     store: Literal[False] = False
     truncation: Literal["disabled"] = "disabled"
     steps: StepReport | UnsetType = UNSET
-    unenforced: list[str] | UnsetType = UNSET
 
 
 class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -395,7 +394,6 @@ class Answer:
             incomplete_details={"reason": "max_output_tokens"} if status == "incomplete" else None,
             usage=_usage(job) if ended else None,
             steps=job.steps() if ended else UNSET,
-            unenforced=[named(path, self._turns) for path in job.unenforced or () if ended] or UNSET,
             **{name: getattr(body, name) for name in Repeated.__struct_fields__} | unset,
         )
 
@@ -463,26 +461,20 @@ async def create_response(request: Request, context: ServerContext, body: Respon
     with renamed(lambda error: in_own_words(error, turns)):
         async with asyncio.timeout(settings.request_timeout):
             job = await unless_disconnected(request, prepare_job(context, asked, record))
+        answer = Answer(job, body, turns)
         if not body.stream:
-            return await unless_disconnected(request, _completed(context, job, body, turns))
-    answer = Answer(job, body, turns)
+            return await unless_disconnected(request, _completed(context, job, answer))
     return event_stream(_streamed(context, job, answer), settings, answer.failed)
 
 
-async def _completed(
-    context: ServerContext, job: ChatJob, body: ResponsesBody, turns: list[Turn[str]]
-) -> ResponseObject:
-    async def collect() -> ResponseObject:
-        answer = Answer(job, body, turns)
-        events: list[ResponseEvent] = []
-        async with aclosing(generate(context, job, 0)) as deltas:
-            async for delta in deltas:
-                events = answer.feed(delta)
-        completed = events[-1].response
-        assert completed is not UNSET
-        return completed
-
-    return await tried_again(context, job, 0, collect)
+async def _completed(context: ServerContext, job: ChatJob, answer: Answer) -> ResponseObject:
+    events: list[ResponseEvent] = []
+    async with aclosing(generate(context, job, 0)) as deltas:
+        async for delta in deltas:
+            events = answer.feed(delta)
+    completed = events[-1].response
+    assert completed is not UNSET
+    return completed
 
 
 async def _streamed(context: ServerContext, job: ChatJob, answer: Answer) -> AsyncGenerator[bytes]:

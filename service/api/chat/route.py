@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,7 +14,7 @@ from starlette.responses import Response
 
 from service.api.chat import schema
 from service.api.chat.detokenizer import TextDelta, joined
-from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
+from service.api.chat.job import ChatJob, generate, prepare_job
 from service.api.chat.schema import ChatRequestBody, Refused, TokenId, refuse
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
 from service.api.context import ServerContext, post
@@ -58,46 +57,42 @@ async def _prepared(
 
 
 async def _complete(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None) -> schema.ChatCompletion:
-    choices = await all_results([_choice(context, job, spoken, index) for index in range(len(job.sampling))])
-    return schema.ChatCompletion(
-        job.id, job.created, job.model.name, choices, _usage(job, spoken), steps=job.steps(), unenforced=job.unenforced
-    )
+    choices = await all_results([_collected(context, job, spoken, index) for index in range(len(job.sampling))])
+    return schema.ChatCompletion(job.id, job.created, job.model.name, choices, _usage(job, spoken), steps=job.steps())
 
 
 def _usage(job: ChatJob, spoken: SpokenAnswer | None) -> schema.Usage:
     return job.usage(0 if spoken is None else spoken.patches)
 
 
-async def _choice(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, index: int) -> schema.Choice:
-    collect = partial(_collected, context, job, spoken, index)
-    return await (collect() if spoken is not None else tried_again(context, job, index, collect))
+def _parts(
+    context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, index: int
+) -> AsyncGenerator[TextDelta | bytes]:
+    """The text of a choice, and where it is spoken, audio."""
+    text = generate(context, job, index)
+    return text if spoken is None else spoken.parts(text)
 
 
 async def _collected(context: ServerContext, job: ChatJob, spoken: SpokenAnswer | None, index: int) -> schema.Choice:
-    content: list[str] = []
-    reasoning: list[str] = []
-    logprobs: list[schema.TokenLogprob] = []
-    calls: list[schema.ToolCallDelta] = []
-    finish_reason: schema.FinishReason | None = None
-    generated = generate(context, job, index)
-    async with aclosing(generated if spoken is None else spoken.heard(generated)) as deltas:
-        async for delta in deltas:
-            content.append(delta.content)
-            reasoning.append(delta.reasoning)
-            logprobs += delta.logprobs
-            calls += delta.calls
-            finish_reason = delta.finish_reason or finish_reason
+    deltas: list[TextDelta] = []
+    async with aclosing(_parts(context, job, spoken, index)) as parts:
+        async for part in parts:
+            if isinstance(part, TextDelta):
+                deltas.append(part)
+            elif spoken is not None:
+                spoken.file += part
+    text, finish_reason = "".join(delta.content for delta in deltas), deltas[-1].finish_reason
     assert finish_reason is not None
-    thoughts, text = "".join(reasoning), "".join(content)
+    calls = joined([call for delta in deltas for call in delta.calls])
     silent = bool(calls) or (job.tools is not None and job.tools.forced)
-    message = schema.AnswerMessage(
-        text or None if silent else text, tool_calls=joined(calls) if calls else UNSET, **schema.reasoned(thoughts)
-    )
+    thoughts = schema.reasoned("".join(delta.reasoning for delta in deltas))
+    message = schema.AnswerMessage(text or None if silent else text, tool_calls=calls or UNSET, **thoughts)
     if spoken is not None:
         audio = spoken.audio(text) if text or not calls else UNSET
         message = msgspec.structs.replace(message, content=None, audio=audio)
         finish_reason = "length" if spoken.cut else finish_reason
-    return schema.Choice(index, message, _logprobs(job, logprobs), finish_reason)
+    logprobs = _logprobs(job, [entry for delta in deltas for entry in delta.logprobs])
+    return schema.Choice(index, message, logprobs, finish_reason)
 
 
 def _logprobs(job: ChatJob, entries: Sequence[schema.TokenLogprob]) -> schema.Logprobs | None:
@@ -118,9 +113,7 @@ async def _events(
         async for choices in changes:  # sent together: one packet, not two or three
             yield b"".join(map(chunk, choices))
     if options.include_usage:
-        report = msgspec.structs.replace(
-            template, usage=_usage(job, spoken), steps=job.steps(), unenforced=job.unenforced
-        )
+        report = msgspec.structs.replace(template, usage=_usage(job, spoken), steps=job.steps())
         yield event(report) + DONE
     else:
         yield DONE
@@ -132,12 +125,9 @@ async def _changes(
     """Yield what changes in the choices, in the order of their deltas. A spoken answer is its transcript as it is
     written, audio as it is spoken, calls, and at the end the rest of it."""
     begun = set[int]()
-    answers: list[AsyncGenerator[TextDelta | bytes]]
-    if spoken is None:
-        first = schema.DeltaMessage(role="assistant", content=None if job.tools and job.tools.forced else "")
-        answers = [generate(context, job, index) for index in range(len(job.sampling))]
-    else:
-        first, answers = schema.DeltaMessage(role="assistant"), [spoken.parts(generate(context, job, 0))]
+    written = None if job.tools and job.tools.forced else ""
+    first = schema.DeltaMessage(role="assistant", content=written if spoken is None else UNSET)
+    answers = [_parts(context, job, spoken, index) for index in range(len(job.sampling))]
     async with aclosing(merged(answers)) as parts:
         async for index, part in parts:
             choices = [] if index in begun else [schema.ChunkChoice(index, first)]

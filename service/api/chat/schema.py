@@ -56,8 +56,10 @@ REFUSED = {
     **_refused("top_n_sigma", 0, -1),
     **_refused("functions", [], instead="use tools"),
     **_refused("function_call", "none", "auto", instead="use tool_choice"),
-    **_refused("regex", instead="use structured_outputs.regex"),
-    **_refused("ebnf", instead="use structured_outputs.grammar"),
+    **_refused("guided_json", instead="use structured_outputs.json"),
+    **_refused("guided_regex regex", instead="use structured_outputs.regex"),
+    **_refused("guided_choice", instead="use structured_outputs.choice"),
+    **_refused("guided_grammar ebnf", instead="use structured_outputs.grammar"),
     **_refused("grammar grammar_string", "", instead="use structured_outputs.grammar"),
     **_refused("json_schema", instead="use response_format.json_schema"),
     **_refused("format", "", instead="use response_format"),
@@ -81,7 +83,13 @@ NOT_SPOKEN = {
 """Fields of a speech request that a spoken answer cannot have."""
 
 
-def refuse(given: msgspec.Struct, refused: Mapping[str, Refused], where: str, at: str = "") -> None:
+PIXEL_BOUNDS = _refused(
+    "min_pixels max_pixels total_pixels", instead="use detail for pictures, fps and max_frames for videos"
+)
+"""Fields that other servers accept in a part, in its URL object or for all media."""
+
+
+def refuse(given: msgspec.Struct, refused: Mapping[str, Refused], where: str = "here", at: str = "") -> None:
     """Raise ApiError 400 for the first field that would change the output. at: what precedes its name in its path."""
     for name, one in refused.items():
         value = getattr(given, name)
@@ -175,22 +183,12 @@ def transcript_in(id: str) -> str | None:
 
 
 class AnswerAudio(msgspec.Struct, frozen=True):
-    """data: base64 of the file. id: stands for the transcript; audio is not kept. finish_reason: "length" if a segment
-    of the speech ended at its cap, or the speech ended before the text. steps: those of the speech model. unspoken:
-    letters, digits and signs that the speech model cannot speak, each once, if any."""
+    """The audio of an answer, or the next part of it in a stream: the next of transcript and data, whose pieces are
+    valid base64, also when they are joined; the other fields are in the last part.
 
-    id: str
-    data: str
-    expires_at: int
-    transcript: str
-    finish_reason: Literal["stop", "length"] = "stop"
-    steps: StepReport | UnsetType = UNSET
-    unspoken: str | UnsetType = UNSET
-
-
-class DeltaAudio(msgspec.Struct, frozen=True):
-    """transcript, data: the next pieces; each data is valid base64, and all joined are the base64 of the whole. id,
-    expires_at, finish_reason, steps and unspoken: in the last one, as in AnswerAudio."""
+    id: stands for the transcript; audio is not kept. finish_reason: "length" if a segment of the speech ended at its
+    cap, or the speech ended before the text. steps: those of the speech model. unspoken: letters, digits and signs that
+    the speech model cannot speak, each once, if any."""
 
     id: str | UnsetType = UNSET
     transcript: str | UnsetType = UNSET
@@ -276,7 +274,6 @@ class ToolCallEntry(msgspec.Struct, frozen=True):
 
 Fps = Annotated[float, Meta(ge=1e-4)]
 Frames = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Times = Annotated[list[Annotated[float, Meta(ge=0, le=1e8)]], Meta(min_length=1)]
 PixelBound = Annotated[Any, Meta(description="not supported: use detail for pictures, fps and max_frames for videos")]
 
 
@@ -289,9 +286,6 @@ class VideoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MediaOptions(VideoOptions, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """times: seconds of each frame of a list."""
-
-    times: Times | None = None
     min_pixels: PixelBound = None
     max_pixels: PixelBound = None
     total_pixels: PixelBound = None
@@ -334,10 +328,6 @@ class MediaIoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     video: VideoOptions | None = None
 
 
-PIXEL_BOUNDS = ("min_pixels", "max_pixels", "total_pixels")
-"""Fields that other servers accept in a part or in its URL object."""
-
-
 class Message(msgspec.Struct, frozen=True):
     """reasoning_content (or reasoning), refusal, tool_calls: of an assistant's message. tool_call_id: of a message with
     role tool, whose call it answers."""
@@ -377,15 +367,12 @@ class ResponseFormat(msgspec.Struct, frozen=True):
     schema: Any = None
 
 
-Choices = Annotated[list[str], Meta(min_length=1)]
-
-
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's name for what an answer has to match; exactly one of these. json: a schema, as an object or as text."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
-    choice: Choices | None = None
+    choice: Annotated[list[str], Meta(min_length=1)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -429,23 +416,12 @@ class ChatRequestBody(RefusedFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: str | None = None
     modalities: Annotated[list[Modality], Meta(min_length=1)] | None = None
     audio: AudioParams | None = None
 
     @property
     def asks_for_speech(self) -> bool:
         return self.audio is not None or "audio" in (self.modalities or ())
-
-    @property
-    def is_constrained(self) -> bool:
-        """Whether a field says what the answer has to match."""
-        whole = (self.response_format, self.structured_outputs)
-        guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
-        return any(field is not None for field in (*whole, *guided))
 
 
 # Responses
@@ -517,8 +493,6 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
-    """unenforced: paths of keywords in the request's schemas that the answer may break, if there are any."""
-
     id: str
     created: int
     model: str
@@ -527,7 +501,6 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: str | None = None
     steps: StepReport | UnsetType = UNSET
-    unenforced: list[str] | UnsetType = UNSET
 
 
 class DeltaMessage(msgspec.Struct, frozen=True):
@@ -538,7 +511,7 @@ class DeltaMessage(msgspec.Struct, frozen=True):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
-    audio: DeltaAudio | UnsetType = UNSET
+    audio: AnswerAudio | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
@@ -550,7 +523,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True):
     """usage: absent unless stream_options.include_usage is set, then null in every chunk but the last, which has
-    `steps` and `unenforced`, too."""
+    `steps`, too."""
 
     id: str
     created: int
@@ -560,4 +533,3 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: str | None = None
     steps: StepReport | UnsetType = UNSET
-    unenforced: list[str] | UnsetType = UNSET

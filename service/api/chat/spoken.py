@@ -8,7 +8,6 @@ import base64
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -114,6 +113,8 @@ class SpokenAnswer:
     def __init__(self, context: ServerContext, job: SpeechJob, *, streamed: bool) -> None:
         self.cut = False
         """Whether the text or the time of the request reached its limit."""
+        self.file = bytearray()
+        """Audio that has been encoded; of a stream, that the client has not got yet."""
         self.script = Script()
         self.segments: list[tuple[float, float]] = []
         """Begin and end of each complete segment, in seconds of audio."""
@@ -127,8 +128,6 @@ class SpokenAnswer:
         self._delivery = Delivery(context, job, live=streamed)
         self._too_long = False
         """Whether the text has a part that was not spoken because of its length."""
-        self._file = bytearray()
-        """Audio that has been encoded; of a stream, that the client has not got yet."""
         self._transcript = ""
         """What a stream has sent."""
         self._called = False
@@ -150,57 +149,44 @@ class SpokenAnswer:
         return self._too_long or self._delivery.truncated
 
     def audio(self, transcript: str) -> schema.AnswerAudio:
-        """The whole file, after `heard` has ended."""
-        self._encoder.complete(self._file)
-        data = base64.b64encode(self._file).decode()
-        return schema.AnswerAudio(data=data, transcript=transcript, **self._known(transcript))
+        """The whole file, once all parts are in `file`."""
+        self._encoder.complete(self.file)
+        return msgspec.structs.replace(self._last(transcript), transcript=transcript)
 
-    def _known(self, transcript: str) -> dict[str, Any]:
-        """What is known of the audio at its end, as fields of an answer."""
-        return {
-            "id": schema.id_of(transcript),
-            "expires_at": int(time.time() + schema.ID_LIFETIME),
-            "finish_reason": "length" if self.cut or self.truncated else "stop",
-            "steps": step_report(self._delivery.steps),
-            "unspoken": self.unspoken or UNSET,
-        }
+    def _last(self, transcript: str) -> schema.AnswerAudio:
+        """What is in `file`, and what is known of the audio at its end."""
+        return schema.AnswerAudio(
+            id=schema.id_of(transcript),
+            data=base64.b64encode(self.file).decode(),
+            expires_at=int(time.time() + schema.ID_LIFETIME),
+            finish_reason="length" if self.cut or self.truncated else "stop",
+            steps=step_report(self._delivery.steps),
+            unspoken=self.unspoken or UNSET,
+        )
 
-    async def heard(self, deltas: AsyncGenerator[TextDelta]) -> AsyncGenerator[TextDelta]:
-        """The deltas. Ends only when everything has been spoken, too."""
-        async with aclosing(self.parts(deltas)) as parts:
-            async for part in parts:
-                if isinstance(part, bytes):
-                    self._file += part
-                else:
-                    yield part
-
-    def transcribed(self, text: str) -> schema.DeltaAudio | UnsetType:
+    def transcribed(self, text: str) -> schema.AnswerAudio | UnsetType:
         if not text:
             return UNSET
         self._transcript += text
-        return schema.DeltaAudio(transcript=text)
+        return schema.AnswerAudio(transcript=text)
 
     def sound(self, data: bytes) -> list[schema.ChunkChoice]:
         """The next piece of audio; empty while it is not whole samples."""
-        self._file += data
-        whole = len(self._file) - len(self._file) % PIECE
+        self.file += data
+        whole = len(self.file) - len(self.file) % PIECE
         if not whole:
             return []
-        audio = schema.DeltaAudio(data=base64.b64encode(self._file[:whole]).decode())
-        del self._file[:whole]
+        audio = schema.AnswerAudio(data=base64.b64encode(self.file[:whole]).decode())
+        del self.file[:whole]
         return [schema.ChunkChoice(0, schema.DeltaMessage(audio=audio))]
 
     def ending(self) -> list[schema.ChunkChoice]:
         """The end of a stream. Calls without any text have no audio."""
-        ends = [
-            schema.ChunkChoice(0, schema.DeltaMessage(), finish_reason="length" if self.cut else self._finish_reason)
-        ]
-        if self._transcript or not self._called:
-            last = schema.DeltaAudio(
-                data=base64.b64encode(self._file).decode() if self._file else UNSET, **self._known(self._transcript)
-            )
-            ends.insert(0, schema.ChunkChoice(0, schema.DeltaMessage(audio=last)))
-        return ends
+        has_audio = self._transcript or not self._called
+        last = [schema.DeltaMessage(audio=self._last(self._transcript))] if has_audio else []
+        finish_reason = "length" if self.cut else self._finish_reason
+        ended = schema.ChunkChoice(0, schema.DeltaMessage(), finish_reason=finish_reason)
+        return [*(schema.ChunkChoice(0, delta) for delta in last), ended]
 
     async def parts(self, deltas: AsyncGenerator[TextDelta]) -> AsyncGenerator[TextDelta | bytes]:
         """Text as it is written and encoded audio as it is spoken. At request_timeout both end with what there is so

@@ -22,7 +22,7 @@ from service.api.http.errors import ApiError, bad_request, invalid
 from service.api.http.json_body import check_values
 from service.api.structured.grammar import GrammarChecks, form_grammar, formed_lark_grammar, refusal
 from service.api.structured.grammar_worker import Tried
-from service.api.structured.schema_form import Unfit, as_grammar, schema_form, shown, without
+from service.api.structured.schema_form import Unfit, as_grammar, schema_form, without
 
 # The grammar of answers that may call tools: text, then calls in the format of models/text/tools.py. Also the grammar
 # of answers that must match something after reasoning.
@@ -101,40 +101,36 @@ def _reasoning(reasoning: Reasoning) -> str:
 
 async def checked_tool_grammar(
     checks: GrammarChecks, use: ToolUse, client: str, *, answer: str = "", reasoning: Reasoning | None = None
-) -> tuple[ToolUse, str, list[str]]:
-    """(the tools with parameters in the form of a grammar, the result of tool_grammar after a check, paths of what it
-    does not enforce of the schemas). ApiError 400 names the tool whose parameters cannot be used, or `tools`."""
-    use, unenforced = await checks.made(partial(formed, use), client)
+) -> tuple[ToolUse, str]:
+    """(the tools with parameters in the form of a grammar, the result of tool_grammar after a check). ApiError 400
+    names the tool whose parameters cannot be used, or `tools`."""
+    use = await checks.made(partial(formed, use), client)
     grammar, tried = await checks.tried(partial(tool_grammar, use, answer=answer, reasoning=reasoning), "tools", client)
     if tried.problem:
-        usable = [await _usable(checks, use, tool, client, unenforced) for tool in use.callable]
+        usable = [await _usable(checks, use, tool, client) for tool in use.callable]
         use = replace(use, callable=tuple(usable))
         grammar = await checks.checked(partial(tool_grammar, use, answer=answer, reasoning=reasoning), "tools", client)
-    return use, grammar, unenforced
+    return use, grammar
 
 
-def formed(use: ToolUse) -> tuple[ToolUse, list[str]]:
-    """(the tools with parameters in the form of a grammar, paths of what is not enforced). ApiError names the tool with
-    a schema that has no such form."""
-    unenforced: list[str] = []
-    callable = []
-    for tool in use.callable:
-        field = _field(use, tool)
-        try:
-            form, left_out = schema_form(tool.parameters, loose=tool.name not in use.strict)
-        except Unfit as unfit:
-            raise _naming(tool, refusal(field, Tried(str(unfit)))) from None
-        tool = replace(tool, parameters={**form, "type": "object"})
-        if use.format == "xml" and (loose := XmlFunction(tool).unenforced()):
-            if tool.name in use.strict:
-                raise _naming(tool, refusal(field, Tried(f"{loose[0]}: cannot be enforced in this model's calls")))
-            left_out += loose
-        callable.append(tool)
-        unenforced += [f"{field}.{path}" for path in left_out]
-    return replace(use, callable=tuple(callable)), unenforced
+def formed(use: ToolUse) -> ToolUse:
+    """The tools with parameters in the form of a grammar. ApiError names the tool with a schema that has no such
+    form."""
+    return replace(use, callable=tuple(_formed(use, tool) for tool in use.callable))
 
 
-async def _usable(checks: GrammarChecks, use: ToolUse, tool: Tool, client: str, unenforced: list[str]) -> Tool:
+def _formed(use: ToolUse, tool: Tool) -> Tool:
+    strict = tool.name in use.strict
+    try:
+        tool = replace(tool, parameters={**schema_form(tool.parameters, loose=not strict), "type": "object"})
+        if strict and use.format == "xml" and (path := XmlFunction(tool).unenforced()):
+            raise Unfit(f"{path}: cannot be enforced in this model's calls")
+    except Unfit as unfit:
+        raise _naming(tool, refusal(_field(use, tool), Tried(str(unfit)))) from None
+    return tool
+
+
+async def _usable(checks: GrammarChecks, use: ToolUse, tool: Tool, client: str) -> Tool:
     """The tool with parameters that a grammar can say: unless it is strict, without the parts that none can say."""
     field = _field(use, tool)
     for _ in range(_MOST_LEFT_OUT):
@@ -144,7 +140,6 @@ async def _usable(checks: GrammarChecks, use: ToolUse, tool: Tool, client: str, 
         if not tried.path or tool.name in use.strict:
             break
         tool = replace(tool, parameters=without(tool.parameters, tried.path))
-        unenforced.append(f"{field}.{shown(tried.path)}")
     raise _naming(tool, refusal(field, tried))
 
 

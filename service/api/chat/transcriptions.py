@@ -4,7 +4,6 @@ which is a chat job of its own."""
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import time
 import zlib
@@ -22,7 +21,7 @@ from starlette.responses import Response
 
 from models.interfaces.errors import InputError
 from models.interfaces.processor import AlignedWord, Aligner, AudioInput, Transcript
-from service.api.chat.job import ChatJob, generate, prepare_job, tried_again
+from service.api.chat.job import ChatJob, generate, prepare_job
 from service.api.chat.schema import ChatRequestBody, TokenLogprob, TopLogprob
 from service.api.context import ServerContext, context_of
 from service.api.http.admission import Decoding
@@ -48,13 +47,7 @@ AT_ONCE = 16
 MAX_FIELDS = 256
 NO_TAG = 50
 """Characters of an answer that name a language at most: without the tag by then, the answer is the text itself."""
-LISTS = (
-    *("languages", "keywords", "include", "timestamp_granularities"),
-    *("known_speaker_names", "known_speaker_references"),
-)
-ALTERNATIVES = 5
-"""Tokens among which no_speech_prob looks for the one that says that there is no language."""
-NO_LANGUAGE = "None"
+LISTS = ("languages", "keywords", "include", "timestamp_granularities")
 LONGEST_CUE, SHORTEST_CUE = 7.0, 0.2
 """Seconds of a cue of captions."""
 ENDINGS = frozenset(".?!。？！")
@@ -80,8 +73,6 @@ class TranscriptionForm(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     include: list[Literal["logprobs"]] = []
     chunking_strategy: Any = None
-    known_speaker_names: list[str] = []
-    known_speaker_references: list[str] = []
 
 
 class TranscribedLanguage(msgspec.Struct, frozen=True):
@@ -116,7 +107,7 @@ class Transcription(msgspec.Struct, frozen=True):
 
 
 class TranscriptionSegment(msgspec.Struct, frozen=True):
-    """start, end: seconds at which the piece was cut. no_speech_prob: of hearing no language; 0 where one was given."""
+    """start, end: seconds at which the piece was cut. no_speech_prob: pieces in which nobody speaks are left out."""
 
     id: int
     seek: int
@@ -127,7 +118,7 @@ class TranscriptionSegment(msgspec.Struct, frozen=True):
     temperature: float
     avg_logprob: float
     compression_ratio: float
-    no_speech_prob: float
+    no_speech_prob: float = 0.0
 
 
 class TranscribedWord(msgspec.Struct, frozen=True):
@@ -221,11 +212,8 @@ def _refuse(body: TranscriptionForm, *, aligns: bool) -> None:
     """ApiError 400 for what no model here can do, and for fields that exclude each other. aligns: an aligner is
     hosted."""
     kind, granularities, strategy = body.response_format, body.timestamp_granularities, body.chunking_strategy
-    no_speakers = "not supported: no speaker model is hosted here"
     unsupported: tuple[tuple[str, object, str], ...] = (
-        ("response_format", kind == "diarized_json", f"diarized_json is {no_speakers}"),
-        ("known_speaker_names", body.known_speaker_names, no_speakers),
-        ("known_speaker_references", body.known_speaker_references, no_speakers),
+        ("response_format", kind == "diarized_json", "diarized_json is not supported: no speaker model is hosted here"),
         ("chunking_strategy", strategy not in (None, "auto"), "only auto is supported"),
         ("timestamp_granularities", "word" in granularities and not aligns, "word requires that an aligner is hosted"),
     )
@@ -321,17 +309,9 @@ class Hearing:
         self._tag = self.model.chat_processor.detokenize([self.audio.start_id]).decode()
 
     async def hear_all(self) -> None:
-        async def hear(piece: Piece) -> None:
-            async with self._turns:
-                job = piece.job = await self._job(piece)
-                await tried_again(self.context, job, 0, lambda: collect(piece, job))
-
-        async def collect(piece: Piece, job: ChatJob) -> None:
-            async with aclosing(self._text(piece, job)) as texts:
-                async for _ in texts:
-                    pass
-
-        await all_results([hear(piece) for piece in self.pieces])
+        async with aclosing(self.deltas()) as deltas:
+            async for _ in deltas:
+                pass
 
     async def align(self) -> None:
         """Find the times of the words, if the answer has them and an aligner is hosted. Captions in a language that it
@@ -388,7 +368,7 @@ class Hearing:
                     if text := waiting[current]:
                         both = self.audio.joined([Transcript(None, said), Transcript(None, text)])
                         delta = text if begun else both.text[len(said) :]
-                        tokens = self._tokens(self.pieces[current], sent)
+                        tokens = self._tokens(self.pieces[current], sent) if self.body.include else []
                         yield TranscriptDelta(delta, tokens if self.body.include else UNSET)
                         said, waiting[current], begun, sent = said + delta, "", True, sent + len(tokens)
                     if current not in ended:
@@ -423,14 +403,12 @@ class Hearing:
             return audio.prompt(item, context=hints, language=language), audio.max_new_tokens(item)
 
         prompt, most = await self.context.in_thread(make)
-        verbose = self.body.response_format == "verbose_json"
         asked = ChatRequestBody(
             model=self.model.name,
             messages=[],
             max_tokens=most,
             temperature=self.body.temperature,
-            logprobs=verbose or bool(self.body.include),
-            top_logprobs=ALTERNATIVES if verbose else 0,
+            logprobs=self.body.response_format == "verbose_json" or bool(self.body.include),
         )
         try:
             return await prepare_job(self.context, asked, self.record, raw=prompt, task="transcription")
@@ -487,9 +465,7 @@ class Hearing:
 
     def _segment(self, index: int, piece: Piece) -> TranscriptionSegment:
         text, entries = self._transcript(piece).text, self._tokens(piece)
-        raw, mean = text.encode(), sum(entry.logprob for entry in entries) / max(1, len(entries))
-        named = piece.logprobs[: len(piece.logprobs) - len(entries)]
-        silent = [top for entry in named for top in entry.top_logprobs if top.token.strip() == NO_LANGUAGE]
+        raw = text.encode()
         return TranscriptionSegment(
             id=index,
             seek=round(piece.start * 100),
@@ -498,9 +474,8 @@ class Hearing:
             text=text,
             tokens=self.model.chat_processor.tokenize(text),
             temperature=self.body.temperature,
-            avg_logprob=mean,
+            avg_logprob=sum(entry.logprob for entry in entries) / max(1, len(entries)),
             compression_ratio=len(raw) / len(zlib.compress(raw)),
-            no_speech_prob=max((math.exp(top.logprob) for top in silent), default=0.0),
         )
 
     def _captions(self, kind: Literal["srt", "vtt"]) -> str:

@@ -46,12 +46,12 @@ class XmlFunction:
     def __init__(self, tool: Tool) -> None:
         self._name, self._schema = tool.name, tool.parameters
         self._required = frozenset(tool.parameters.get("required", ()))
-        self._of_references: dict[str, tuple[Types, bool]] = {}
+        self._of_references: dict[str, Types] = {}
         listed = tool.parameters.get("properties", {})
         parts = {key: part for key, part in listed.items() if part is not False}
         parts |= {key: {} for key in sorted(self._required - listed.keys())}
         self._parts = {key: self._resolved(part if isinstance(part, dict) else {}) for key, part in parts.items()}
-        self.types = {key: self._types(part)[0] for key, part in self._parts.items()}
+        self.types = {key: self._types(part) for key, part in self._parts.items()}
 
     def grammar(self, blanks: str, others: str) -> tuple[str, str]:
         """(what follows FUNCTION: the name, the listed parameters in their order, others if they are allowed, and the
@@ -67,15 +67,18 @@ class XmlFunction:
         unlisted = f" & ~({' | '.join(tags.values())})" if tags else ""
         return " ".join([*parts, '"</function>"']), f"{others}: /<parameter=[^>\\n]+>\\n/{unlisted}"
 
-    def unenforced(self) -> list[str]:
-        """Paths of what the grammar does not enforce, since a string is any text."""
-        paths = sorted(self._schema.keys() - _ENFORCED)
+    def unenforced(self) -> str | None:
+        """Path of something that the grammar does not enforce, since a string is any text."""
+        if unknown := self._schema.keys() - _ENFORCED:
+            return min(unknown)
         if isinstance(self._schema.get("additionalProperties"), dict) and self._schema["additionalProperties"]:
-            paths.append("additionalProperties")
+            return "additionalProperties"
         for key, part in self._parts.items():
             if "string" in self.types[key] and _literals(part) is None:
-                paths += [f"properties.{key}.{name}" for name in part if not self._types({name: part[name]})[1]]
-        return paths
+                for name, value in part.items():
+                    if not _bare({name: value}):
+                        return f"properties.{key}.{name}"
+        return None
 
     def _value(self, key: str, blanks: str) -> str:
         part = self._parts[key]
@@ -97,26 +100,27 @@ class XmlFunction:
             part = {**found, **{name: value for name, value in part.items() if name != "$ref"}}
         return part
 
-    def _types(self, part: Any) -> tuple[Types, bool]:
-        """(the types that a schema allows, whether it says nothing else)."""
-        types, bare = _ALL, True
+    def _types(self, part: Any) -> Types:
+        """The types that a schema allows."""
+        types = _ALL
         for name, value in part.items() if isinstance(part, dict) else ():
-            allowed, plain = _ALL, name == "type"
-            if name == "type":
-                allowed = frozenset(value if isinstance(value, list) else [value])
-            elif name in ("enum", "const"):
-                allowed = frozenset(_type(one) for one in (value if name == "enum" else [value]))
-            elif name in ("anyOf", "oneOf"):
-                inner = [self._types(one) for one in value]
-                allowed, plain = frozenset().union(*(one for one, _ in inner)), all(good for _, good in inner)
-            elif name == "$ref":
-                allowed, plain = self._of_reference(value)
-            types, bare = types & (allowed | {"integer"} if "number" in allowed else allowed), bare and plain
-        return types, bare
+            match name:
+                case "type":
+                    allowed = frozenset(value if isinstance(value, list) else [value])
+                case "enum" | "const":
+                    allowed = frozenset(_type(one) for one in (value if name == "enum" else [value]))
+                case "anyOf" | "oneOf":
+                    allowed = frozenset().union(*map(self._types, value))
+                case "$ref":
+                    allowed = self._of_reference(value)
+                case _:
+                    continue
+            types &= allowed | {"integer"} if "number" in allowed else allowed
+        return types
 
-    def _of_reference(self, reference: str) -> tuple[Types, bool]:
+    def _of_reference(self, reference: str) -> Types:
         if reference not in self._of_references:
-            self._of_references[reference] = _ALL, False  # for what refers to itself
+            self._of_references[reference] = _ALL  # for what refers to itself
             self._of_references[reference] = self._types(target(self._schema, reference))
         return self._of_references[reference]
 
@@ -125,6 +129,22 @@ def held_back(text: str, marker: str) -> int:
     """Characters at the end of a text that may be the beginning of the marker."""
     longest = min(len(text), len(marker) - 1)
     return next((length for length in range(longest, 0, -1) if text.endswith(marker[:length])), 0)
+
+
+def split_at(text: str, marker: str) -> tuple[str, bool, str]:
+    """(what precedes the marker, whether it is there, the rest: what follows it or may be its beginning)."""
+    head, found, rest = text.partition(marker)
+    if found:
+        return head, True, rest
+    end = len(text) - held_back(text, marker)
+    return text[:end], False, text[end:]
+
+
+def _bare(part: Any) -> bool:
+    """Whether a schema says nothing but types."""
+    if not isinstance(part, dict):
+        return True
+    return all(name == "type" or (name in ("anyOf", "oneOf") and all(map(_bare, part[name]))) for name in part)
 
 
 def _type(value: Any) -> str:
@@ -193,17 +213,14 @@ class XmlCall:
 
     def _take_value(self) -> list[FunctionDelta]:
         """The value as far as it has come. One that may be text or JSON is held back to its end."""
-        head, tag, rest = self._held.partition(_VALUE_END)
-        if tag:
-            self._state, self._held = "parameters", rest
+        head, ended, rest = split_at(self._held, _VALUE_END)
+        if ended:
+            self._state = "parameters"
         elif self._types != _STRING and "string" in self._types:
             return []
-        else:
-            kept = held_back(head, _VALUE_END)
-            head, self._held = head[: len(head) - kept], head[len(head) - kept :]
-        fragment = head
+        self._held, fragment = rest, head
         if self._types == _STRING:
-            fragment = json.dumps(head, ensure_ascii=False)[1:-1] + ('"' if tag else "")
+            fragment = json.dumps(head, ensure_ascii=False)[1:-1] + ('"' if ended else "")
         elif "string" in self._types and not _parses(head, self._types):
             fragment = json.dumps(head, ensure_ascii=False)
         return [FunctionDelta(fragment)] if fragment else []

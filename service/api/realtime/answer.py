@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from starlette.websockets import WebSocketDisconnect
 
 from service.api.chat import schema as chat
@@ -24,7 +24,7 @@ from service.api.context import ServerContext
 from service.api.http.errors import ApiError, as_api_error, renamed
 from service.api.http.middleware import RequestRecord
 from service.api.realtime import schema
-from service.api.realtime.conversation import Conversation, Playback, Source, in_conversation, in_session, named
+from service.api.realtime.conversation import Conversation, Playback, Source, in_conversation, in_session
 from service.api.realtime.schema import ConversationItem, ServerEvent, new_id, server_event
 from service.api.sockets import StreamClosed
 
@@ -290,7 +290,6 @@ class Answer:
             metadata=self.metadata,
             status_details=details,
             usage=None if details is None or self._job is None else _usage(self._job, self._spoken),
-            unenforced=UNSET if self._job is None else unenforced(self._job.unenforced, "response"),
         )
 
     def _observe(self, status: str) -> None:
@@ -303,11 +302,6 @@ class Answer:
 def error_event(error: ApiError, event_id: str | None) -> ServerEvent:
     fields = {name: getattr(error, name) for name in ("message", "type", "code", "param", "retry_after")}
     return server_event("error", error=schema.RealtimeErrorDetail(event_id=event_id, **fields))
-
-
-def unenforced(paths: Sequence[str] | UnsetType, within: str) -> list[str] | UnsetType:
-    """Paths of keywords in the tools' schemas that calls may break, under the names that they have here."""
-    return UNSET if paths is UNSET or not paths else [named(path, within) for path in paths]
 
 
 def _usage(job: ChatJob, spoken: SpokenAnswer | None) -> schema.RealtimeUsage:

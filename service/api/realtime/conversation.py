@@ -12,7 +12,7 @@ import msgspec
 
 from models.interfaces.processor import ChatProcessor
 from service.api.chat import prompt as prompt_messages
-from service.api.chat.prompt_media import MediaReference, PromptMedia, VideoSampling
+from service.api.chat.prompt_media import MediaReference, PromptMedia
 from service.api.chat.schema import CalledFunction, ContentPart, MediaUrl, Message, ToolCallEntry
 from service.api.chat.tools import NO_CALL, NO_RESULT, arguments_of, check_call_id, check_name
 from service.api.chat.turns import Names, Turn, joined, located, translated
@@ -91,7 +91,7 @@ async def check_pictures(
     """Load the pictures of a client's item as a chat request would. InputError names the invalid one; ApiError 503 if
     the server is full."""
     references = [
-        MediaReference("image", MediaUrl(part.image_url or "", detail=part.detail), at, VideoSampling(at))
+        MediaReference("image", MediaUrl(part.image_url or "", detail=part.detail), at)
         for place, part in pictures(item)
         for at in [f"{field}.content[{place}].image_url"]
     ]

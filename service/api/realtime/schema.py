@@ -390,8 +390,7 @@ class StatusDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class RealtimeResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """conversation_id: null where the answer is not added to the conversation. usage: once the response has ended.
-    unenforced: paths of keywords in the tools' schemas that calls may break, if there are any."""
+    """conversation_id: null where the answer is not added to the conversation. usage: once the response has ended."""
 
     id: str
     status: ResponseStatus
@@ -404,7 +403,6 @@ class RealtimeResponse(msgspec.Struct, frozen=True, kw_only=True):
     status_details: StatusDetails | None = None
     usage: RealtimeUsage | None = None
     object: Literal["realtime.response"] = "realtime.response"
-    unenforced: list[str] | UnsetType = UNSET
 
 
 class OutputPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -426,12 +424,8 @@ SERVER_EVENTS: dict[str, dict[str, Any]] = {
     "error": {"error": RealtimeErrorDetail},
     "session.created": {"session": RealtimeSession},
     # unsupported: parts of the client's that were left out. No error event names them, since clients take one for the
-    # end of the session. unenforced: as in a response.
-    "session.updated": {
-        "session": RealtimeSession,
-        "unsupported": list[UnsupportedField] | UnsetType,
-        "unenforced": list[str] | UnsetType,
-    },
+    # end of the session.
+    "session.updated": {"session": RealtimeSession, "unsupported": list[UnsupportedField] | UnsetType},
     "conversation.item.added": PLACED,
     "conversation.item.done": PLACED,
     "conversation.item.retrieved": ITEM,

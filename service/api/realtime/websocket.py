@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, WebSocket
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from models.interfaces.errors import InputError
 from service.api.chat.schema import ChatRequestBody, Message
@@ -24,7 +24,7 @@ from service.api.http.json_body import parse
 from service.api.http.middleware import RequestRecord
 from service.api.http.openapi import websocket
 from service.api.realtime import schema
-from service.api.realtime.answer import Answer, chat_tools, error_event, unenforced
+from service.api.realtime.answer import Answer, chat_tools, error_event
 from service.api.realtime.conversation import (
     CONVERSATION,
     INPUT,
@@ -308,7 +308,7 @@ class Session:
         if config.spoken and not self._context.catalog.of_kind("speech"):
             unsupported.append(_unsupported("session.output_modalities", "no speech model is served"))
             config = msgspec.structs.replace(config, output_modalities=["text"])
-        broken = await check_update(self._context, given, config, self._record.client)
+        await check_update(self._context, given, config, self._record.client)
         # Last, since it takes effect at once.
         if self._ears is not None and given.audio is not None and given.audio.input is not None:
             assert config.audio.input is not None  # since the session began
@@ -318,7 +318,7 @@ class Session:
             self._speech_id = self._speech_id if self._ears.speaking else None
         self._config = config
         self._context.field_warnings.warn("session.update", (field.param for field in unsupported))
-        await self._tell("session.updated", session=self._shown, unsupported=unsupported or UNSET, unenforced=broken)
+        await self._tell("session.updated", session=self._shown, unsupported=unsupported or UNSET)
 
     async def _create_item(self, event: schema.ItemCreate, size: int) -> None:
         check_counts([event.item], "item")
@@ -453,38 +453,34 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 async def check_update(
     context: ServerContext, given: schema.SessionParams, config: schema.RealtimeConfig, client: str
-) -> list[str] | UnsetType:
+) -> None:
     """ApiError names the field that no response could use. given: the fields that the client sets. config: with them.
-    client: identifies the client, since clients take turns at the check of grammars. Return what is not enforced of the
-    schemas of tools."""
+    client: identifies the client, since clients take turns at the check of grammars."""
     with renamed(lambda error: in_session(error, "session")):
         output = None if given.audio is None else given.audio.output
         named = () if output is None else (output.model, output.voice, output.inference_timesteps)
         if any(value is not None for value in named):
             check_audio(context, config.speech, client)
-        return unenforced(await _check_tools(context, given, config, client), "session")
+        await _check_tools(context, given, config, client)
 
 
 async def _check_tools(
     context: ServerContext, given: schema.SessionParams, config: schema.RealtimeConfig, client: str
-) -> list[str]:
+) -> None:
     """A choice of the session that a later update may still provide with tools is left to the response."""
     named = given.tool_choice if isinstance(given.tool_choice, schema.RealtimeToolChoice) else None
     if given.tools is None and named is None:
-        return []
+        return
     fields = chat_tools(msgspec.structs.replace(config, tool_choice=named or "auto"))
     body = ChatRequestBody(model="", messages=[Message("user", "")], **fields)
     use = await context.in_thread(partial(tool_use, body))
     if use is None or given.tools is None:
-        return []
+        return
     try:
-        use = replace(use, callable=use.tools, forced=False)
-        _, _, broken = await checked_tool_grammar(context.grammars, use, client)
+        await checked_tool_grammar(context.grammars, replace(use, callable=use.tools, forced=False), client)
     except ApiError as error:
         if error.status < 500:  # if the server is busy, the response is checked
             raise
-        return []
-    return broken
 
 
 def updated(

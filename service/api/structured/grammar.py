@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -38,7 +37,6 @@ MAX_SCHEMA_BYTES = 4 * MAX_GRAMMAR_BYTES
 may have as many together."""
 _AROUND_CHOICE = len('"" | ')
 """Characters that a choice takes beside its own."""
-_EMBEDDED = re.compile(r"%json\s*")
 GRAMMAR_LIMITS = WorkerLimits(memory_bytes=1 << 30, cpu_seconds=2, wall_seconds=20.0)
 """Limits of one check. The library's own budgets end almost every check within one second."""
 WAIT_SECONDS = 30.0
@@ -51,17 +49,11 @@ _MOST_REMEMBERED = 1024
 _RETRY_AFTER = 2.0
 
 
-def json_schema_grammar(schema: Mapping[str, Any], unenforced: list[str] | None = None) -> str:
+def json_schema_grammar(schema: Mapping[str, Any]) -> str:
     """Grammar of answers that are JSON and valid against `schema`, which a check must accept. They have only names that
-    it lists, unless it says that others are allowed. Unfit if it is too large or cannot be said in a grammar.
-
-    unenforced: gets the paths of what is not enforced (schema_form).
-    """
+    it lists, unless it says that others are allowed. Unfit if it is too large or cannot be said in a grammar."""
     check_size(len(msgspec.json.encode(schema)), MAX_SCHEMA_BYTES)
-    form, left_out = schema_form(schema)
-    if unenforced is not None:
-        unenforced += left_out
-    return form_grammar(form)
+    return form_grammar(schema_form(schema))
 
 
 def form_grammar(form: Mapping[str, Any]) -> str:
@@ -83,19 +75,11 @@ def choice_grammar(choices: Sequence[str]) -> str:
 
 
 def lark_grammar(text: str) -> str:
-    """Grammar of answers that match a grammar in llguidance's dialect of Lark. Schemas in it get their form."""
+    """Grammar of answers that match a grammar in llguidance's dialect of Lark, without schemas."""
     check_size(len(text))
-    parts, at = [], 0
-    for found in _EMBEDDED.finditer(text):
-        try:
-            _, end = json.JSONDecoder().raw_decode(text, found.end())
-            schema = msgspec.json.decode(text[found.end() : end])  # the other also takes NaN and half surrogate pairs
-        except (ValueError, RecursionError, msgspec.DecodeError):
-            raise Unfit("%json must be followed by a JSON schema") from None
-        formed = schema_form(schema)[0] if isinstance(schema, dict) else schema
-        parts += [text[at : found.end()], json.dumps(formed, ensure_ascii=False)]
-        at = end
-    return formed_lark_grammar("".join([*parts, text[at:]]))
+    if "%json" in text:
+        raise Unfit("%json is not supported; use a schema as the whole format")
+    return formed_lark_grammar(text)
 
 
 def formed_lark_grammar(text: str) -> str:
@@ -147,7 +131,7 @@ class GrammarChecks:
 
         try:
             grammar = await self.made(bounded, client)
-            return grammar, await self._result(grammar, client)
+            return grammar, await self._tried(grammar, client)
         except (msgspec.DecodeError, RecursionError):
             raise invalid(field, "not the text of a JSON object") from None
         except Unfit as unfit:
@@ -164,15 +148,11 @@ class GrammarChecks:
         tried = self._results.get(_digest(grammar))
         return tried is not None and tried.cpu_seconds > SLOW_SECONDS
 
-    async def _result(self, grammar: str, client: str) -> Tried:
-        key = _digest(grammar)
-        if (tried := self._results.get(key)) is None:
-            tried = await self._tried(grammar, client)
-            self._results.put(key, tried)
-        return tried
-
     async def _tried(self, grammar: str, client: str) -> Tried:
         """Unfit for a grammar that ends the process. This result is not kept, since the machine may have been busy."""
+        key = _digest(grammar)
+        if (known := self._results.get(key)) is not None:
+            return known
 
         def job(channel: WorkerChannel) -> Tried:
             channel.send(TryGrammar(grammar))
@@ -181,10 +161,12 @@ class GrammarChecks:
 
         try:
             async with _in_time(), self._trying.acquire(client):
-                return await self.workers.run(job)
+                tried = await self.workers.run(job)
         except WorkerLost as lost:
             log.warning("a grammar of %d characters ended the process that checked it: %s", len(grammar), lost)
             raise Unfit("too complex: checking it takes more time, memory or stack than allowed") from None
+        self._results.put(key, tried)
+        return tried
 
     def close(self) -> None:
         """End the processes and threads."""

@@ -100,15 +100,15 @@ class Fault(Exception):
     """Why the value of a keyword cannot be used."""
 
 
-def schema_form(schema: Mapping[str, Any], *, loose: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """(form, paths of what it does not enforce: `uniqueItems` and unknown formats, and if `loose`, whatever no grammar
-    can say). Unfit names the path of anything else, and what is over a limit."""
+def schema_form(schema: Mapping[str, Any], *, loose: bool = False) -> dict[str, Any]:
+    """Return the form. It does not enforce `uniqueItems` and unknown formats, nor, if `loose`, what no grammar can say.
+    Unfit names the path of anything else, and what is over a limit."""
     former = _Former(schema, loose)
     form = former.of(schema)
     for reference, name in former.tags:
         _require(target(form, reference), name)
     close_objects(form)
-    return form, former.unenforced
+    return form
 
 
 def as_grammar(form: Mapping[str, Any], whitespace: str = WHITESPACE) -> dict[str, Any]:
@@ -173,7 +173,6 @@ class _Former:
 
     def __init__(self, root: Mapping[str, Any], loose: bool) -> None:
         self.root, self.loose = root, loose
-        self.unenforced: list[str] = []
         self.tags: list[tuple[str, str]] = []
         """References to alternatives, and the property that tells each from the others."""
 
@@ -196,7 +195,6 @@ class _Former:
     def _leave_out(self, path: Path, reason: str) -> None:
         if not self.loose:
             raise Unfit(f"{shown(path)}: {reason}")
-        self.unenforced.append(shown(path))
 
     def _part(self, value: Any, path: Path) -> dict[str, Any] | bool:
         """The form of a schema inside another one."""
@@ -245,9 +243,6 @@ class _Former:
                 return self._format(value, schema, path)
             case "multipleOf":
                 return _multiple(value)
-            case "uniqueItems":
-                if value is True and schema.get("maxItems") not in (0, 1):
-                    self.unenforced.append(shown(path))
             case "$ref":
                 if not isinstance(value, str) or not value.startswith("#"):
                     raise Fault("only references inside the schema are supported, such as #/$defs/Name")
@@ -328,8 +323,6 @@ class _Former:
             return {"pattern": _pattern(PATTERNED_FORMATS[value], path)}
         if value in LIBRARY_FORMATS:
             return {"format": value} | ({"maxLength": LONGEST[value]} if value in LONGEST else {})
-        if "pattern" not in schema:  # as Zod writes both, and .NET
-            self.unenforced.append(shown(path))
         return {}
 
 

@@ -263,7 +263,7 @@ def _chat_payload(load: ChatLoad, rng: np.random.Generator) -> dict[str, Any]:
     if load.system_message:
         # A separate system turn keeps even the first page of the prefix index from being shared.
         messages.insert(0, {"role": "system", "content": shared_prompt(load) or _letters(rng, 16)})
-    guided = {"guided_json": msgspec.json.decode(load.json_schema)} if load.json_schema else {}
+    guided = {"structured_outputs": {"json": msgspec.json.decode(load.json_schema)}} if load.json_schema else {}
     return {
         "model": load.model,
         "messages": messages,

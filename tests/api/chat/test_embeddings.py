@@ -144,9 +144,8 @@ def test_scores_equal_those_of_the_published_code(server: RunningServer) -> None
     best = ask(server, "rerank", query={"text": TEXT}, documents=both, top_n=1, return_documents=True).json()
     (first,) = best["results"]
     assert (first["index"], first["document"]) == (1, {"text": RANKED})
-    assert first["relevance_score"] == pytest.approx(
-        found[0], abs=SCORE_TOLERANCE
-    )  # beside other documents in its batch
+    # It was beside other documents in its batch.
+    assert first["relevance_score"] == pytest.approx(found[0], abs=SCORE_TOLERANCE)
     asked = {"query": TEXT, "documents": [RANKED], "instruction": "Find a picture."}
     (other,) = ask(server, "rerank", **asked).json()["results"]
     assert other["relevance_score"] == pytest.approx(SCORES["instructed"]["score"], abs=SCORE_TOLERANCE)

@@ -51,10 +51,8 @@ def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talking]:
     def link(config: EngineConfig) -> EngineLink:
         return InlineLink(config, talker.serve)
 
-    voices = tmp_path_factory.mktemp("voices")
-    with running_server(
-        talking_catalog(), link, voices_dir=voices, fixed_voices="off", max_n=4, max_speech_chars=400
-    ) as server:
+    flags: Any = {"voices_dir": tmp_path_factory.mktemp("voices"), "max_n": 4, "max_speech_chars": 400}
+    with running_server(talking_catalog(), link, fixed_voices="off", **flags) as server:
         yield Talking(server, talker)
 
 
@@ -73,9 +71,12 @@ def called(message: Any) -> list[tuple[str, Any]]:
     return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or []]
 
 
+def audio_of(chunks: list[Any]) -> list[Any]:
+    return [choice.delta.audio for chunk in chunks for choice in chunk.choices if choice.delta.audio]
+
+
 def transcript(chunks: list[Any]) -> str:
-    audio = [choice.delta.audio for chunk in chunks for choice in chunk.choices if choice.delta.audio]
-    return "".join(entry.transcript or "" for entry in audio)
+    return "".join(entry.transcript or "" for entry in audio_of(chunks))
 
 
 def test_an_answer_is_text_and_audio(talking: Talking) -> None:
@@ -94,7 +95,7 @@ def test_a_stream_has_transcript_and_audio_that_clients_put_together(talking: Ta
     text = "Here I am for you, to say it. And this, too."
     chunks = list(talking.ask(text, stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
-    audio = [c.choices[0].delta.audio for c in chunks if c.choices and c.choices[0].delta.audio]
+    audio = audio_of(chunks)
     assert [entry.id for entry in audio if entry.id] == [audio[-1].id]
     assert transcript(chunks) == text
     pieces = [entry.data for entry in audio if entry.data]
@@ -116,32 +117,23 @@ def test_the_first_sound_comes_while_the_text_is_being_written(talking: Talking)
 
 def test_an_answer_can_be_sent_back_by_its_id(talking: Talking) -> None:
     whole = talking.ask("The first answer.").choices[0].message.audio
-    chunks = list(talking.ask("It came in a stream.", stream=True))
-    audio = [c.choices[0].delta.audio for c in chunks if c.choices and c.choices[0].delta.audio]
-    for id, expires_at, text in (
-        (whole.id, whole.expires_at, whole.transcript),
-        (audio[-1].id, audio[-1].expires_at, "It came in a stream."),
-    ):
-        assert expires_at > time.time() + 3000
+    streamed = audio_of(list(talking.ask("It came in a stream.", stream=True)))[-1]
+    for audio, text in ((whole, whole.transcript), (streamed, "It came in a stream.")):
+        assert audio.expires_at > time.time() + 3000
         for empty in ({}, {"content": None}, {"content": ""}):
-            messages: Any = [{"role": "assistant", "audio": {"id": id}, **empty}]
+            messages: Any = [{"role": "assistant", "audio": {"id": audio.id}, **empty}]
             answer = talking.client.chat.completions.create(model="tiny", messages=messages)
             assert answer.choices[0].message.content == text
 
 
-@pytest.mark.parametrize(
-    ("audio", "field"),
-    [
-        *(({"id": id}, "id") for id in ("audio_0", "", "é", id_of("cut off")[:-3], id_of("x" * (MAX_TRANSCRIPT + 1)))),
-        ({}, "transcript"),
-        ({"id": None, "transcript": None}, "transcript"),
-    ],
-)
-def test_an_answer_without_its_transcript_is_refused(talking: Talking, audio: Any, field: str) -> None:
-    messages: Any = [{"role": "assistant", "audio": audio}]
-    with pytest.raises(BadRequestError, match="transcript") as refused:
-        talking.client.chat.completions.create(model="tiny", messages=messages, **SPOKEN)
-    assert refused.value.param == f"messages[0].audio.{field}"
+def test_an_answer_without_its_transcript_is_refused(talking: Talking) -> None:
+    ids = ("audio_0", "", "é", id_of("cut off")[:-3], id_of("x" * (MAX_TRANSCRIPT + 1)))
+    nothing = ({}, {"id": None, "transcript": None})
+    for audio, field in [*(({"id": id}, "id") for id in ids), *((audio, "transcript") for audio in nothing)]:
+        messages: Any = [{"role": "assistant", "audio": audio}]
+        with pytest.raises(BadRequestError, match="transcript") as refused:
+            talking.client.chat.completions.create(model="tiny", messages=messages, **SPOKEN)
+        assert refused.value.param == f"messages[0].audio.{field}"
 
 
 def test_ids_are_read_no_further_than_the_context_goes(talking: Talking) -> None:
@@ -178,8 +170,7 @@ def test_speech_that_ends_at_its_cap_says_so(talking: Talking, stream: bool) -> 
     answer = talking.ask("This is said. And this.", stream=stream)
     if stream:
         chunks = list(answer)
-        last = [c.choices[0].delta.audio for c in chunks if c.choices and c.choices[0].delta.audio][-1]
-        reason = chunks[-1].choices[0].finish_reason
+        last, reason = audio_of(chunks)[-1], chunks[-1].choices[0].finish_reason
     else:
         last, reason = answer.choices[0].message.audio, answer.choices[0].finish_reason
     assert (last.finish_reason, reason) == ("length", "stop"), "the speech's own end, and the text's"
@@ -216,13 +207,9 @@ def test_a_long_answer_ends_where_the_audio_may(talking: Talking) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_voice_that_fails_ends_the_text(talking: Talking, stream: bool) -> None:
+def test_text_and_voice_fail_together(talking: Talking, stream: bool) -> None:
     with pytest.raises(APIError if stream else InternalServerError, match="the voice failed"):
         list(talking.ask(f"!endless Begin it, then {MUTE} it goes. And on.", stream=stream))
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_text_that_fails_ends_the_voice(talking: Talking, stream: bool) -> None:
     with pytest.raises(APIError):
         list(talking.ask("!fail", stream=stream))
 
@@ -246,20 +233,18 @@ def test_the_speech_model_is_chosen_by_setting_or_request(tmp_path: Any) -> None
     talker = FakeTalker()
     flags: dict[str, Any] = {"voices_dir": tmp_path, "fixed_voices": "off"}
 
-    def ask(server: RunningServer, **audio: Any) -> httpx.Response:
-        body = {"model": "tiny", "messages": [{"role": "user", "content": "Say it."}], **SPOKEN}
-        body["audio"] = {"format": "pcm16", **audio}
-        return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=GENEROUS)
+    def speaker(server: RunningServer, **audio: Any) -> str:
+        """The model that speaks."""
+        Talking(server, talker).ask("Say it.", audio={"format": "pcm16", **audio})
+        return talker.requests[-1].model
 
     with running_server(talking_catalog(2), lambda config: InlineLink(config, talker.serve), **flags) as server:
-        refused = ask(server)
-        assert refused.status_code == 400 and refused.json()["error"]["param"] == "audio.model"
-        assert ask(server, model="talker-1").status_code == 200
-        assert talker.requests[-1].model == "talker-1"
+        with pytest.raises(BadRequestError) as refused:
+            speaker(server)
+        assert refused.value.param == "audio.model" and speaker(server, model="talker-1") == "talker-1"
     flags["spoken_answer_model"] = "talker-1"
     with running_server(talking_catalog(2), lambda config: InlineLink(config, talker.serve), **flags) as server:
-        assert ask(server).status_code == 200 and talker.requests[-1].model == "talker-1"
-        assert ask(server, model="talker").status_code == 200 and talker.requests[-1].model == "talker"
+        assert (speaker(server), speaker(server, model="talker")) == ("talker-1", "talker")
 
 
 def test_reasoning_is_not_said(talking: Talking) -> None:

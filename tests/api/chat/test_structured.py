@@ -54,20 +54,20 @@ def test_parse_gives_what_the_model_sees(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "pattern"),
+    ("outputs", "pattern"),
     [
-        ({"guided_choice": ["red", "blue"]}, "red|blue"),
-        ({"structured_outputs": {"choice": ["red", "blue"]}}, "red|blue"),
-        ({"guided_regex": "[0-9]{3}-[a-c]"}, "[0-9]{3}-[a-c]"),
-        ({"guided_grammar": 'start: "<" /[a-z]{2}/ ">"'}, "<[a-z]{2}>"),
-        ({"guided_json": '{"type": "integer", "minimum": 10, "maximum": 19}'}, "1[0-9]"),
-        ({"structured_outputs": {"json": {"enum": [1, 2]}}}, "[12]"),
+        ({"choice": ["red", "blue"]}, "red|blue"),
+        ({"regex": "[0-9]{3}-[a-c]"}, "[0-9]{3}-[a-c]"),
+        ({"grammar": 'start: "<" /[a-z]{2}/ ">"'}, "<[a-z]{2}>"),
+        ({"json": '{"type": "integer", "minimum": 10, "maximum": 19}'}, "1[0-9]"),
+        ({"json": {"enum": [1, 2]}}, "[12]"),
     ],
     ids=str,
 )
-def test_every_answer_matches(client: OpenAI, fields: dict[str, Any], pattern: str) -> None:
+def test_every_answer_matches(client: OpenAI, outputs: dict[str, Any], pattern: str) -> None:
+    sampling: Any = {"n": 3, "seed": 1, "temperature": 1.5, "max_tokens": 20}
     completion = client.chat.completions.create(
-        model=MODEL, messages=question(), n=3, seed=1, temperature=1.5, max_tokens=20, extra_body=fields
+        model=MODEL, messages=question(), **sampling, extra_body={"structured_outputs": outputs}
     )
     for choice in completion.choices:
         assert choice.finish_reason == "stop" and re.fullmatch(pattern, choice.message.content or "")

@@ -4,7 +4,8 @@ model says."""
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -22,12 +23,12 @@ from service.api.chat.tools import Reasoning, ToolUse, arguments_of, formed, too
 from service.api.http.errors import ApiError
 from service.api.http.json_body import MAX_SIGNS, parse
 from service.api.structured.grammar import json_schema_grammar
-from service.api.structured.schema_form import UNSUPPORTED as UNENFORCED
+from tests.api.chat.test_detokenizer import pieces, places
 from tests.support.grammars import check_grammar
 from tests.support.rows import rows
-from tests.support.schemas import UNSUPPORTED
 from tests.support.servers import RunningServer
 from tests.support.tool_samples import TOOLS, asked, call_text, result
+from tests.support.tool_samples import xml_call_text as call
 
 ROME = call_text("get_weather", city="Rome")
 SUM = call_text("add", a=2, b=40)
@@ -52,20 +53,17 @@ def test_an_answer_that_calls(client: OpenAI, choice: Any) -> None:
 
 
 @pytest.mark.parametrize("stop", ["\n", "<", "get_weather", '"'])
-@pytest.mark.parametrize("streamed", [False, True])
-def test_forced_calls_have_no_text_for_stop_strings(client: OpenAI, stop: str, streamed: bool) -> None:
+def test_forced_calls_have_no_text_for_stop_strings(client: OpenAI, stop: str) -> None:
     said = f"\n\n{ROME}"
-    if streamed:
-        with client.chat.completions.stream(
-            model="tiny", messages=[{"role": "user", "content": said}], tools=TOOLS, tool_choice="required", stop=[stop]
-        ) as stream:
-            one = stream.get_final_completion().choices[0]
-    else:
-        one = ask(client, said, tool_choice="required", stop=[stop]).choices[0]
-    assert called(one.message) == [("get_weather", {"city": "Rome"})] and one.finish_reason == "tool_calls"
+    fields: Any = {"model": "tiny", "messages": [{"role": "user", "content": said}], "tools": TOOLS, "stop": [stop]}
+    with client.chat.completions.stream(**fields, tool_choice="required") as stream:
+        streamed = stream.get_final_completion()
+    for answer in (streamed, ask(client, said, tool_choice="required", stop=[stop])):
+        (one,) = answer.choices
+        assert called(one.message) == [("get_weather", {"city": "Rome"})] and one.finish_reason == "tool_calls"
 
 
-def test_none_calls_nothing(client: OpenAI, server: RunningServer) -> None:
+def test_none_calls_nothing(client: OpenAI) -> None:
     (one,) = ask(client, "Sunny.", tool_choice="none").choices
     assert (one.message.content, one.message.tool_calls, one.finish_reason) == ("Sunny.", None, "stop")
     # Without tools there is nothing to call, whatever the field says.
@@ -187,14 +185,12 @@ def test_reasoning_that_the_answer_opens_itself_calls_nothing(begin: str) -> Non
 
 
 @pytest.mark.parametrize("said", ['{"tag": "<tool_call>"}', f'{{"a": {json.dumps(ROME)}}}', '{"tag": "<tool_c'])
-@pytest.mark.parametrize("stream", [False, True])
-def test_tags_in_an_answer_with_a_format_belong_to_it(client: OpenAI, said: str, stream: bool) -> None:
-    answer = ask(client, said, response_format={"type": "json_object"}, stream=stream)
-    if stream:
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in answer) == said
-    else:
-        choice = answer.choices[0]
-        assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (said, None, "stop")
+def test_tags_in_an_answer_with_a_format_belong_to_it(client: OpenAI, said: str) -> None:
+    fields = {"response_format": {"type": "json_object"}}
+    (choice,) = ask(client, said, **fields).choices
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (said, None, "stop")
+    chunks = ask(client, said, stream=True, **fields)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == said
 
 
 def test_a_text_can_have_a_grammar_of_its_own() -> None:
@@ -230,21 +226,8 @@ def test_a_call_after_reasoning(client: OpenAI) -> None:
 
 def test_every_definition_refers_to_its_own() -> None:
     """Two tools with $defs of the same name."""
-    kinds = ("string", "integer")
-    tools = tuple(
-        Tool(
-            kind,
-            None,
-            {
-                "type": "object",
-                "properties": {"x": {"$ref": "#/$defs/Value"}},
-                "required": ["x"],
-                "additionalProperties": False,
-                "$defs": {"Value": {"type": kind}},
-            },
-        )
-        for kind in kinds
-    )
+    own = {"type": "object", "properties": {"x": {"$ref": "#/$defs/Value"}}, "required": ["x"]}
+    tools = tuple(Tool(kind, None, {**own, "$defs": {"Value": {"type": kind}}}) for kind in ("string", "integer"))
     grammar = tool_grammar(ToolUse(tools, tools, forced=True, several=False))
     assert fits(grammar, call_text("string", x="a")) and fits(grammar, call_text("integer", x=1))
     assert not fits(grammar, call_text("string", x=1)) and not fits(grammar, call_text("integer", x="a"))
@@ -255,10 +238,6 @@ def test_a_named_tool_is_the_only_one() -> None:
     assert fits(tool_grammar(use), SUM) and not fits(tool_grammar(use), ROME)
 
 
-COUNT = {"type": "integer", "minimum": 0, "maximum": 9}
-ROWS = rows(__file__, "generated_schemas.jsonl")
-
-
 def asked_with(server: RunningServer, parameters: Any, **more: Any) -> httpx.Response:
     function = {"name": "search", "parameters": parameters, **more}
     body = {"model": "tiny", "messages": [USER], "tools": [{"type": "function", "function": function}], "max_tokens": 1}
@@ -266,39 +245,14 @@ def asked_with(server: RunningServer, parameters: Any, **more: Any) -> httpx.Res
 
 
 def test_what_generators_write_is_served(server: RunningServer) -> None:
-    """Answers name what is not enforced, and a strict tool is refused by the path of the first such keyword."""
+    """A strict tool is refused by the path of a keyword that cannot be enforced."""
     assert asked_with(server, []).status_code == 200, "PHP's empty map"
-    for origin, schema, _, _, unenforced in ROWS:
+    for origin, schema, _, _, left_out in rows(__file__, "generated_schemas.jsonl"):
         answer = asked_with(server, schema)
         assert answer.status_code == 200, (origin, answer.text)
-        paths = [f"tools[0].function.parameters.{path}" for path in unenforced]
-        assert answer.json().get("unenforced", []) == paths, origin
         error = asked_with(server, schema, strict=True).json().get("error", {})
-        refused = [path for path in unenforced if not path.endswith(("uniqueItems", "format"))]
-        starts = tuple(f"tools[0].function.parameters: tool search: {path}: " for path in refused)
-        assert error.get("message", "").startswith(starts) if refused else not error, (origin, error)
-
-
-def test_every_unsupported_keyword_is_left_out(server: RunningServer) -> None:
-    assert UNSUPPORTED.keys() <= UNENFORCED
-    properties = {f"p{index}": {keyword: value} for index, (keyword, value) in enumerate(UNSUPPORTED.items())}
-    parameters = {"type": "object", "properties": {**properties, "count": COUNT}, "required": ["count"]}
-    assert len(asked_with(server, parameters).json()["unenforced"]) == len(UNSUPPORTED)
-
-
-def test_a_stream_names_them_with_the_usage(server: RunningServer) -> None:
-    schema = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
-    body = {
-        "model": "tiny",
-        "messages": [USER],
-        "max_tokens": 2,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
-    }
-    text = httpx.post(f"{server.url}/v1/chat/completions", json=body).text
-    *_, last = (json.loads(line.removeprefix("data: ")) for line in text.split("\n") if line.startswith("data: {"))
-    assert last["unenforced"] == ["response_format.json_schema.schema.uniqueItems"]
+        starts = tuple(f"tools[0].function.parameters: tool search: {path}: " for path in left_out)
+        assert error.get("message", "").startswith(starts) if left_out else not error, (origin, error)
 
 
 PROPERTIES: dict[str, Any] = {
@@ -312,22 +266,15 @@ PROPERTIES: dict[str, Any] = {
 POINT = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"], "additionalProperties": False}
 LOOK = Tool("look", None, {"type": "object", "properties": PROPERTIES, "required": ["text"], "$defs": {"point": POINT}})
 NOW = Tool("now", None, {"type": "object", "properties": {}, "additionalProperties": False})
-USE, _ = formed(ToolUse((LOOK, NOW), (LOOK, NOW), forced=False, several=True, format="xml"))
+USE = formed(ToolUse((LOOK, NOW), (LOOK, NOW), forced=False, several=True, format="xml"))
 
 
-def call(name: str, **values: str) -> str:
-    """As the templates of the family write it."""
-    parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
-    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
-
-
-def read(answer: str, places: tuple[int, ...] = ()) -> tuple[str, list[tuple[str, Any]]]:
+def read(answer: str, places: Sequence[int] = ()) -> tuple[str, list[tuple[str, Any]]]:
     """(text, calls) of an answer that arrives in pieces."""
     parser = USE.parser()
     said, deltas = "", []
-    edges = [0, *sorted(place % (len(answer) + 1) for place in places), len(answer)]
-    for start, stop in pairwise(edges):
-        text, more = parser.feed(answer[start:stop])
+    for piece in pieces(answer, places):
+        text, more = parser.feed(piece)
         said, deltas = said + text, deltas + more
     calls = [(one.function.name, json.loads(one.function.arguments)) for one in joined(deltas)]
     return said + parser.flush(), calls
@@ -336,11 +283,10 @@ def read(answer: str, places: tuple[int, ...] = ()) -> tuple[str, list[tuple[str
 texts = st.text(st.sampled_from('ab<>/=\n"\\{}é'), max_size=20).filter(lambda text: "</parameter>" not in text)
 NO_JSON = texts.filter(lambda text: text.strip() not in ("", "null") and text.strip()[0] != '"')
 """A value that may be a string or null is JSON where it parses."""
-places = st.lists(st.integers(0, 10_000), max_size=12).map(tuple)
 
 
 @given(texts, NO_JSON, st.integers(1), texts, places)
-def test_any_split_gives_the_same_values(text: str, note: str, count: int, said: str, where: tuple[int, ...]) -> None:
+def test_any_split_gives_the_same_values(text: str, note: str, count: int, said: str, where: list[int]) -> None:
     points = [{"x": 1.5}, {"x": -2}]
     written = call("look", text=text, count=str(count), unit="km", note=note, list=json.dumps(points))
     answer = f"{said}{written}\n{call('now')}"
@@ -350,16 +296,12 @@ def test_any_split_gives_the_same_values(text: str, note: str, count: int, said:
     assert fits(tool_grammar(USE), answer)
 
 
-@pytest.mark.parametrize(
-    ("written", "value"), [("null", None), ("Null", "Null"), ("12", "12"), ('"a"', "a"), ("{", "{"), ("", "")]
-)
-def test_what_is_no_json_of_the_schema_is_text(written: str, value: Any) -> None:
-    assert read(call("look", text="", note=written))[1] == [("look", {"text": "", "note": value})]
-
-
-def test_a_value_of_any_type_is_json_where_it_parses() -> None:
-    for written, value in (("[1]", [1]), ("12", 12), ("True", "True"), ("a\nb", "a\nb")):
-        assert read(call("look", text="", any=written))[1] == [("look", {"text": "", "any": value})]
+def test_what_is_no_json_of_the_schema_is_text() -> None:
+    notes = [("null", None), ("Null", "Null"), ("12", "12"), ('"a"', "a"), ("{", "{"), ("", "")]
+    values = [("[1]", [1]), ("12", 12), ("True", "True"), ("a\nb", "a\nb")]
+    for name, cases in (("note", notes), ("any", values)):
+        for written, value in cases:
+            assert read(call("look", text="", **{name: written}))[1] == [("look", {"text": "", name: value})]
 
 
 def test_what_the_grammar_of_xml_lets_through() -> None:
@@ -388,22 +330,21 @@ def test_what_the_grammar_of_xml_lets_through() -> None:
     assert fits(forced, call("now")) and not fits(forced, "Hm.") and not fits(forced, good[0])
 
 
-@pytest.mark.parametrize("end", range(1, 150))
-def test_a_call_that_is_cut_short_is_a_beginning(end: int) -> None:
+def test_a_call_that_is_cut_short_is_a_beginning() -> None:
     whole = call("look", text='a "b"\n', count="12", note="x") + call("now")
-    parser = USE.parser()
-    said, deltas = parser.feed(whole[:end])
-    begun = joined(deltas)
-    assert not said and len(begun) <= 2
-    if begun:
-        assert '{"text": "a \\"b\\"\\n", "count": 12, "note": "x"}'.startswith(begun[0].function.arguments)
+    for end in range(1, len(whole)):
+        said, deltas = USE.parser().feed(whole[:end])
+        begun = joined(deltas)
+        assert not said and len(begun) <= 2
+        if begun:
+            assert '{"text": "a \\"b\\"\\n", "count": 12, "note": "x"}'.startswith(begun[0].function.arguments)
 
 
 def test_open_objects_take_further_parameters() -> None:
     tool = Tool("free", None, {"type": "object", "additionalProperties": True})
-    use, unenforced = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
+    use = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
     answer = call("free", a="1", b="x y")
-    assert fits(tool_grammar(use), answer) and not unenforced
+    assert fits(tool_grammar(use), answer)
     parser = use.parser()
     assert joined(parser.feed(answer)[1])[0].function.arguments == '{"a": 1, "b": "x y"}'
 
@@ -412,7 +353,7 @@ def test_a_listed_parameter_is_none_of_the_further_ones() -> None:
     """Its text would be taken for JSON of its type."""
     properties = {"on": {"type": "boolean"}, 'a "b\\': {"type": "integer"}, "off": False}
     tool = Tool("free", None, {"type": "object", "properties": properties, "additionalProperties": True})
-    use, _ = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
+    use = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
     grammar = tool_grammar(use)
     check_grammar(grammar)
     for parameters in ({"on": "true", "only": "yes"}, {"on": "false"}, {'a "b\\': "1"}, {"o": "n"}, {}):
@@ -421,18 +362,26 @@ def test_a_listed_parameter_is_none_of_the_further_ones() -> None:
         assert not fits(grammar, call("free", **parameters))
 
 
-def test_what_a_text_cannot_enforce_is_named_or_refused() -> None:
-    strings = {"plate": {"type": "string", "pattern": "^[A-Z]+$"}, "name": {"type": "string"}}
-    tool = Tool("car", None, {"type": "object", "properties": strings})
-    _, unenforced = formed(ToolUse((tool,), (tool,), forced=False, several=True, format="xml"))
-    assert unenforced == ["tools[0].function.parameters.properties.plate.pattern"]
-    with pytest.raises(ApiError, match=r"properties\.plate\.pattern: cannot be enforced"):
-        formed(ToolUse((tool,), (tool,), False, True, frozenset({"car"}), "xml"))
+def test_a_strict_tool_is_refused_for_what_a_text_cannot_enforce() -> None:
+    plain = {"name": {"type": "string"}, "kind": {"enum": ["a", "b"]}, "note": {"anyOf": [{"type": "string"}, {}]}}
+    for more, path in (
+        ({}, None),
+        ({"plate": {"type": "string", "pattern": "^[A-Z]+$"}}, "properties.plate.pattern"),
+        ({"plate": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}}, "properties.plate.anyOf"),
+    ):
+        tool = Tool("car", None, {"type": "object", "properties": plain | more, "additionalProperties": False})
+        assert formed(ToolUse((tool,), (tool,), False, True, format="xml"))
+        strict = ToolUse((tool,), (tool,), False, True, frozenset({"car"}), "xml")
+        if path is None:
+            assert formed(strict)
+            continue
+        with pytest.raises(ApiError, match=f"{re.escape(path)}: cannot be enforced"):
+            formed(strict)
 
 
 def test_schemas_that_refer_to_themselves_are_read_once() -> None:
     node = {"anyOf": [{"$ref": "#/$defs/node"}, {"$ref": "#/$defs/node"}, {"type": "string"}]}
     properties = {f"p{number}": {"$ref": "#/$defs/node"} for number in range(50)}
     tool = Tool("deep", None, {"type": "object", "properties": properties, "$defs": {"node": node}})
-    use, _ = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
+    use = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
     check_grammar(tool_grammar(use))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -256,7 +255,6 @@ TIMES: list[tuple[dict[str, Any], list[str]]] = [
     (video_part(**FILE, num_frames=6), ["0.4", "1.9", "3.4"]),
     (video_part(**FILE, max_frames=4), ["0.6", "3.2"]),
     (frame_list_part([jpeg()] * 6, fps=4.0), ["0.1", "0.6", "1.1"]),
-    (frame_list_part([jpeg()] * 5, times=[0, 1, 10, 30.5, 60]), ["0.5", "20.2", "60.0"]),
     (frame_list_part([jpeg()] * 6, fps=4.0, max_frames=4), ["0.2", "1.0"]),
 ]
 
@@ -278,30 +276,25 @@ def ask_about(client: OpenAI, part: dict[str, Any], **fields: Any) -> Answer:
 
 
 @cache
-def right_answer(fps: float, times: tuple[float, ...] | None = None) -> str:
+def right_answer(fps: float) -> str:
     """Without server and engine."""
     clip = golden_video(QWEN2_5.directory, FRAMES, fps=fps)
-    if times is not None:
-        clip = replace(clip, times=times, times_given=True)
     processor = served(QWEN2_5)
     prompt = prompt_of(processor, [say("user", 0, QUESTION)], [processor.video(clip)])
     return text_of(QWEN2_5, generate(QWEN2_5.model, prompt, QWEN2_5.tokens)[2])
 
 
 def test_the_rate_of_a_frame_list_is_seen_in_the_answer(client: OpenAI) -> None:
-    """Inside the part's object, beside it, for all media, for the processor, as times; the nearest one counts."""
+    """Inside the part's object, beside it, for all media, for the processor; the nearest one counts."""
     for inside, beside, request in (
         ({"fps": 0.5}, {}, {}),
         ({}, {"fps": 0.5}, {}),
         ({}, {}, {"media_io_kwargs": {"video": {"fps": 0.5}}}),
         ({}, {}, {"mm_processor_kwargs": {"fps": 0.5}}),
         ({"fps": 0.5}, {"fps": 9}, {"media_io_kwargs": {"video": {"fps": 7}}}),
-        ({"times": [30 + 2 * index for index in range(len(FRAMES))]}, {}, {}),
     ):
         assert ask_about(client, frame_list(**inside) | beside, **request).content == right_answer(0.5)
     assert ask_about(client, frame_list()).content == right_answer(2.0) != right_answer(0.5)
-    times = tuple(float(index**2) for index in range(len(FRAMES)))
-    assert ask_about(client, frame_list(times=times)).content == right_answer(1.0, times) != right_answer(1.0)
 
 
 def test_what_cannot_be_done_is_named(client: OpenAI) -> None:

@@ -320,16 +320,6 @@ def test_fused_item() -> None:
     np.testing.assert_array_equal(item.arrays["temporal_ids"], temporal_ids([i / 10 for i in indices], clip))
 
 
-def test_times_that_a_sender_gives_may_begin_anywhere() -> None:
-    clip = VideoMetadata(num_frames=4, fps=1.0, duration=4.0, height=48, width=64, listed=True)
-    owner = processor("4.5")
-    begun = [
-        owner.video(replace(frames(clip, [0, 1, 2, 3]), times=times, times_given=True)).arrays["temporal_ids"].tolist()
-        for times in ((0.0, 0.5, 1.0, 3.0), (100.0, 100.5, 101.0, 103.0))
-    ]
-    assert begun[0] == begun[1] == [0, 5, 10, 30]
-
-
 def test_fusion_changes_the_digest() -> None:
     clip = metadata(100, 10)
     owner = processor("4.5")

@@ -50,12 +50,6 @@ def test_times_follow_the_sampled_rate(sampled: int, total: int, fps: float, exp
     assert times[: len(expected)].tolist() == expected
 
 
-def test_times_that_a_sender_tells_need_not_be_even() -> None:
-    given = video(7, 7, 2.0, times=(5.0, 5.5, 6.0, 6.2, 9.0, 9.5, 9.9), times_given=True)
-    assert given.arrays["time_positions"].tolist() == [0, 2, 8, 9]
-    assert given.digest == video(7, 7, 2.0).digest
-
-
 def test_a_picture_has_no_time() -> None:
     assert "time_positions" not in processor().image(Image.new("RGB", (84, 84))).arrays
 
