@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from starlette.websockets import WebSocketDisconnect
 
 from service.api.chat import schema as chat
@@ -19,12 +19,12 @@ from service.api.chat.detokenizer import TextDelta
 from service.api.chat.job import ChatJob, generate, prepare_job
 from service.api.chat.schema import ChatRequestBody, Message
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
-from service.api.chat.turns import Turn
+from service.api.chat.turns import Turn, translated
 from service.api.context import ServerContext
 from service.api.http.errors import ApiError, as_api_error, renamed
 from service.api.http.middleware import RequestRecord
 from service.api.realtime import schema
-from service.api.realtime.conversation import Conversation, Playback, Source, in_conversation, in_session, named
+from service.api.realtime.conversation import RENAMED, Conversation, Playback, Source, in_conversation, in_response
 from service.api.realtime.schema import ConversationItem, ServerEvent, new_id, server_event
 from service.api.sockets import StreamClosed
 
@@ -178,7 +178,7 @@ class Answer:
         except (StreamClosed, WebSocketDisconnect):
             raise
         except Exception as error:
-            failure = in_session(as_api_error(error), "response")
+            failure = in_response(as_api_error(error))
             if not self._begun:
                 await self._refuse(failure)
                 return
@@ -279,6 +279,8 @@ class Answer:
     def _response(
         self, status: schema.ResponseStatus, output: list[ConversationItem], details: schema.StatusDetails | None = None
     ) -> schema.RealtimeResponse:
+        paths = UNSET if self._job is None else self._job.unenforced
+        unenforced = paths if paths is UNSET else [translated(path, RENAMED) for path in paths]
         return schema.RealtimeResponse(
             id=self.id,
             status=status,
@@ -286,11 +288,11 @@ class Answer:
             conversation_id=None if self.conversation is None else self.conversation.id,
             output_modalities=self.config.output_modalities,
             max_output_tokens=self.config.max_output_tokens,
-            audio=schema.RealtimeAudio(output=self.config.output),
+            audio=schema.ResponseAudio(output=self.config.output),
             metadata=self.metadata,
             status_details=details,
             usage=None if details is None or self._job is None else _usage(self._job, self._spoken),
-            unenforced=UNSET if self._job is None else unenforced(self._job.unenforced, "response"),
+            unenforced=unenforced,
         )
 
     def _observe(self, status: str) -> None:
@@ -303,11 +305,6 @@ class Answer:
 def error_event(error: ApiError, event_id: str | None) -> ServerEvent:
     fields = {name: getattr(error, name) for name in ("message", "type", "code", "param", "retry_after")}
     return server_event("error", error=schema.RealtimeErrorDetail(event_id=event_id, **fields))
-
-
-def unenforced(paths: Sequence[str] | UnsetType, within: str) -> list[str] | UnsetType:
-    """Paths of keywords in the tools' schemas that calls may break, under the names that they have here."""
-    return UNSET if paths is UNSET or not paths else [named(path, within) for path in paths]
 
 
 def _usage(job: ChatJob, spoken: SpokenAnswer | None) -> schema.RealtimeUsage:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from models.interfaces.processor import ChatProcessor
-from service.api.chat import prompt as prompt_messages
+from service.api.chat.prompt import MAX_MESSAGES, MAX_PARTS
 from service.api.chat.prompt_media import MediaReference, PromptMedia, VideoSampling
 from service.api.chat.schema import CalledFunction, ContentPart, MediaUrl, Message, ToolCallEntry
 from service.api.chat.tools import NO_CALL, NO_RESULT, arguments_of, check_call_id, check_name
@@ -154,6 +154,8 @@ def _unfinished(playback: Playback) -> tuple[float, float]:
 
 # The conversation
 
+MAX_ITEMS = MAX_MESSAGES - 1
+"""The chat request has one more message, the instructions."""
 ROOT = "root"
 """The previous_item_id that puts an item before all others."""
 ITEM_BYTES = 256
@@ -179,8 +181,9 @@ class Conversation:
         self._entries: dict[str, _Entry] = {}
         self._size = 0
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    @property
+    def full(self) -> bool:
+        return len(self._entries) >= MAX_ITEMS
 
     def __contains__(self, id: str) -> bool:
         return id in self._entries
@@ -196,23 +199,24 @@ class Conversation:
         return as_turns(Source(entry.item) for entry in self._entries.values())
 
     def check_room(self, item: ConversationItem) -> None:
-        """ApiError 400 if the item would not fit."""
-        self._check_new(item)
+        """ApiError 400 if the item cannot be added."""
+        if item.id == ROOT:
+            raise invalid("item.id", f"{ROOT} stands for the beginning of the conversation")
+        if item.id in self._entries:
+            raise invalid("item.id", "another item of this conversation has this id")
+        items = [*(entry.item for entry in self._entries.values()), item]
+        calls = {one.call_id for one in items if one.type == "function_call"}
+        if item.type == "function_call_output" and item.call_id not in calls:
+            raise invalid("item.call_id", "no function_call of this conversation has this call_id")
+        images = sum(1 for one in items for _ in pictures(one))
+        size = self._size + _size(item)
         limits = self._settings
-        held = [entry.item for entry in self._entries.values()] + [item]
-        for what, count, most in (
-            *_counts(held),
-            ("images", sum(1 for one in held for _ in pictures(one)), limits.max_images),
-            ("bytes", self._size + _size(item), limits.max_body),
-        ):
-            if count > most:
-                problem = f"too many {what} in this conversation: {count} with this item, at most {most} allowed"
-                raise invalid("item", f"{problem}. Delete some", "conversation_full")
+        check_counts(items, "item", ("images", images, limits.max_images), ("bytes", size, limits.max_body))
 
     def add(self, item: ConversationItem, previous: str | None = None) -> str | None:
         """Put an item after `previous` (None: at the end) and return the id of the one before it. ApiError 400 for an
-        unknown `previous`, 503 if the server has no room."""
-        self._check_new(item)
+        unknown `previous` and an item that does not fit, 503 if the server has no room."""
+        self.check_room(item)
         ids = list(self._entries)
         place = len(ids)
         if previous == ROOT:
@@ -264,15 +268,6 @@ class Conversation:
             raise invalid(field, "no item of this conversation has this id", "item_not_found")
         return self._entries[id]
 
-    def _check_new(self, item: ConversationItem) -> None:
-        if item.id == ROOT:
-            raise invalid("item.id", f"{ROOT} stands for the beginning of the conversation")
-        if item.id in self._entries:
-            raise invalid("item.id", "another item of this conversation has this id")
-        calls = (entry.item.call_id for entry in self._entries.values() if entry.item.type == "function_call")
-        if item.type == "function_call_output" and item.call_id not in calls:
-            raise invalid("item.call_id", "no function_call of this conversation has this call_id")
-
     def _check_settled(self, id: str) -> None:
         if self._entry(id).item.status == "in_progress":
             raise invalid("item_id", "this answer is in progress; send response.cancel first")
@@ -282,21 +277,14 @@ class Conversation:
         self._size += size
 
 
-def _counts(items: Sequence[ConversationItem]) -> list[tuple[str, int, int]]:
+def check_counts(items: Sequence[ConversationItem], field: str, *counts: tuple[str, int, int]) -> None:
+    """ApiError 400 for more items or content parts than a conversation may have. counts: (name, number, limit) of what
+    else is limited."""
     parts = sum(len(item.content or ()) for item in items)
-    return [("items", len(items), max_items()), ("content parts", parts, prompt_messages.MAX_PARTS)]
-
-
-def check_counts(given: Sequence[ConversationItem], field: str) -> None:
-    """ApiError 400 for more items or content parts than any conversation has room for, before they are read."""
-    for what, count, most in _counts(given):
+    for what, count, most in (("items", len(items), MAX_ITEMS), ("content parts", parts, MAX_PARTS), *counts):
         if count > most:
-            raise invalid(field, f"too many {what}: {count} given, at most {most} allowed", "conversation_full")
-
-
-def max_items() -> int:
-    """The most items of a conversation: the chat request has one more message, the instructions."""
-    return max(1, prompt_messages.MAX_MESSAGES - 1)
+            problem = f"too many {what} for a conversation: {count} given, at most {most} allowed"
+            raise invalid(field, problem, "conversation_full")
 
 
 def _size(item: ConversationItem) -> int:
@@ -362,14 +350,9 @@ def _as_part(part: ItemContent) -> ContentPart:
     return ContentPart(type="image_url", image_url=MediaUrl(part.image_url, detail=part.detail))
 
 
-def named(param: str, within: str) -> str:
-    """The name that a field of a chat request has here. within: session or response."""
-    return translated(param, RENAMED).replace("response.", f"{within}.", 1)
-
-
-def in_session(error: ApiError, within: str) -> ApiError:
+def in_response(error: ApiError) -> ApiError:
     """The error for a field of a chat request, under the name that the field has here."""
-    return error if error.param is None else error.at(named(error.param, within))
+    return error if error.param is None else error.at(translated(error.param, RENAMED))
 
 
 def in_conversation(error: ApiError, turns: Sequence[Turn[Source]], whole: str) -> ApiError:

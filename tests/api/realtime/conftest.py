@@ -129,8 +129,8 @@ def conversing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conversing]
         return InlineLink(config, talker.serve)
 
     flags: dict[str, Any] = {"fixed_voices": "off", "max_images": 2}
-    patch.setattr("service.api.chat.prompt.MAX_PARTS", 12)
-    patch.setattr("service.api.chat.prompt.MAX_MESSAGES", MAX_ITEMS + 1)
+    patch.setattr("service.api.realtime.conversation.MAX_PARTS", 12)
+    patch.setattr("service.api.realtime.conversation.MAX_ITEMS", MAX_ITEMS)
     flags |= {"max_body": 400_000, "voices_dir": tmp_path_factory.mktemp("voices")}
     with running_server(talking_catalog(), link, **flags) as server:
         conversing = Conversing(server, talker)
