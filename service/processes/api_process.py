@@ -158,7 +158,6 @@ async def serve(config: ApiConfig) -> int:
     context = create_context(settings, catalog, engines, metrics, others=table.row(config.index, WORK_KINDS))
     connection = SupervisorConnection(control, context, engines, followed)
     context.scrape = connection.scrape
-    context.makes_voices = config.index == 0
     server = Server(server_config(context), context, supervised=True)
     work = watch(server, connection, followed), server.announce(connection.accepts), connection.report_alive()
     tasks = [asyncio.create_task(each) for each in work]

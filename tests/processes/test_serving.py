@@ -68,7 +68,7 @@ def test_each_process_answers_and_their_metrics_are_one_page(server: ServerProce
         with only(pid, server.process.pid):
             assert get(server, "/ready").json()["status"] == "ready"
             health = get(server, "/health").json()
-            assert health.pop("background").keys() == {"captures_left", "voices_left"}
+            assert health.pop("background").keys() == {"captures_left"}
             assert health == {"status": "ok", "engine": "ready", "restarts": 0}
             answers.add(ask(server))
     assert len(answers) == 1

@@ -1,11 +1,12 @@
 """Make the references of an embedded checkpoint's built-in voices, which come with it: a server that finds them need
-not make them after its start. Run it after each training, since other weights have other voices.
+not make them. Run it after each training, since other weights have other voices.
 
 python -m training.voice.built_in_voices CHECKPOINT
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 PORT = 8399
+URL = f"http://127.0.0.1:{PORT}"
 
 
 def make(checkpoint: Path, voices: Path) -> dict[str, np.ndarray]:
@@ -27,12 +29,14 @@ def make(checkpoint: Path, voices: Path) -> dict[str, np.ndarray]:
     try:
         while server.poll() is None:
             time.sleep(1.0)
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/ready") as answer:
-                    if json.load(answer)["background"]["voices_left"] == 0:
-                        break
-            except OSError:
-                continue
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{URL}/ready"):
+                break
+        with urllib.request.urlopen(f"{URL}/v1/audio/voices") as answer:
+            names = [voice["id"] for voice in json.load(answer)["data"]]
+        for name in names:
+            body = json.dumps({"input": "Hello.", "voice": name}).encode()
+            request = urllib.request.Request(f"{URL}/v1/audio/speech", body, {"content-type": "application/json"})
+            urllib.request.urlopen(request).close()
     finally:
         server.terminate()
         server.wait()

@@ -371,7 +371,7 @@ async def test_the_supported_part_of_an_update_takes_effect(socket: ClientConnec
         "type": "realtime",
         "instructions": "Be short.",
         "audio": {"input": hearing, "output": {"voice": "marin", "speed": 1.5, "tempo": 2}},
-        "tools": [{"type": "mcp", "server_label": "x", "server_url": "https://example.org"}, F],
+        "tools": [{"type": "mcp", "server_label": "x", "server_url": "https://example.org"}, F | {"parameters": []}],
         "tracing": "auto",
         "prompt": {"id": "x"},
         "include": ["item.input_audio_transcription.logprobs"],
@@ -393,6 +393,8 @@ async def test_the_supported_part_of_an_update_takes_effect(socket: ClientConnec
     shown = updated["session"]
     assert shown["instructions"] == "Be short." and [tool["name"] for tool in shown["tools"]] == ["f"]
     assert shown["audio"]["output"]["voice"] == "marin" and shown["audio"]["output"]["speed"] == 1.5
+    await add(socket, "An empty list of parameters is one of PHP's.")
+    assert (await answer(socket))[-1]["response"]["status"] == "completed"
     assert shown["audio"]["input"] == {"format": {"type": "audio/pcm", "rate": 24000}} | dict.fromkeys(heard[:2])
 
 
