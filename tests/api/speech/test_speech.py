@@ -110,11 +110,6 @@ def test_what_is_asked_for_changes_the_audio(http: httpx.Client, reference: np.n
     assert abs(len(fast) - len(reference) / 2) < 0.1 * RATE
 
 
-def test_a_long_text_is_spoken_in_segments(http: httpx.Client) -> None:
-    sentence = "This is one of several sentences that are too long together."
-    assert len(speak(http, input=" ".join([sentence] * 3), max_len=3).content) == 2 * 3 * 3 * PATCH
-
-
 def test_a_clip_that_is_fetched_counts_until_it_is_decoded(
     speaking: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
