@@ -33,7 +33,7 @@ from service.api.realtime.conversation import (
 )
 from service.api.realtime.listening import Ears
 from service.api.sockets import NOT_JSON, POLICY, Inbox, StreamClosed, run_session, send
-from service.hub.catalog import HostedModel
+from service.hub.catalog import HostedModel, Task
 from service.media.voice_activity import Boundary
 
 router = APIRouter()
@@ -126,15 +126,14 @@ class Session:
 
     def _requested_model(self) -> HostedModel:
         query = self._socket.query_params
-        transcribes = query.get("intent") == "transcription"
-        if (transcribes and self._ears is None) or "call_id" in query:
-            field = "call_id" if "call_id" in query else "intent"
-            raise invalid(field, f"not supported: {schema.NO_RECOGNITION}", "unsupported_parameter")
-        if self._ears is not None and transcribes and "model" not in query:
-            return self._ears.model
-        if "model" not in query:
-            raise invalid("model", "required in the query, as in /v1/realtime?model=NAME")
-        return self._context.model(query["model"], "transcription" if transcribes else "chat", self._record)
+        task: Task = "transcription" if query.get("intent") == "transcription" else "chat"
+        if task == "transcription" and self._ears is None:
+            raise invalid("intent", f"not supported: {schema.NO_RECOGNITION}", "unsupported_parameter")
+        if "model" in query:
+            return self._context.model(query["model"], task, self._record)
+        if task == "transcription":
+            return self._hearing.model
+        raise invalid("model", "required in the query, as in /v1/realtime?model=NAME")
 
     async def _take(self, raw: str | bytes) -> None:
         """Handle one event. Errors are reported to the client, and the session goes on."""
