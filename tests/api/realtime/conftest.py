@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
@@ -12,12 +10,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 from websockets.asyncio.client import ClientConnection, connect
 
 from models.interfaces.media import ChatMessage, TokenizedChat
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink
+from tests.support import refusals
 from tests.support.fake_chat import FakeProcessor
 from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.inline_link import InlineLink
@@ -84,9 +82,7 @@ def message(text: str, role: str = "user", **fields: Any) -> Event:
 
 
 def picture(size: int = 8) -> Event:
-    file = io.BytesIO()
-    Image.new("RGB", (size, size)).save(file, "PNG")
-    return {"type": "input_image", "image_url": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()}
+    return {"type": "input_image", "image_url": refusals.picture(size, size)}
 
 
 async def add(socket: ClientConnection, text: str, **fields: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import socket
 import typing
@@ -14,12 +13,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import soundfile
 from openai import BadRequestError, OpenAI
 from openai.types.audio.speech_create_params import Voice
 
 from service.api.speech.speaker import OPENAI_VOICES
 from service.link.messages import SpeechRequest
+from tests.api.speech.conftest import clip
 from tests.media.samples import data_url
 from tests.support.refusals import assert_refused
 from tests.support.servers import RunningServer
@@ -38,13 +37,6 @@ def speak(http: httpx.Client, **fields: Any) -> httpx.Response:
 
 def pcm(data: bytes) -> np.ndarray:
     return np.frombuffer(data, "<i2").astype(np.float32) / 32767
-
-
-def clip(seconds: float = 0.6, rate: int = 16_000) -> bytes:
-    samples = 0.3 * np.sin(2 * np.pi * 220 * np.arange(int(seconds * rate)) / rate)
-    file = io.BytesIO()
-    soundfile.write(file, samples.astype(np.float32), rate, format="WAV")
-    return file.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import threading
 import unicodedata
@@ -17,7 +16,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
@@ -42,6 +40,7 @@ from service.voices import (
     save_named,
     weights_of,
 )
+from tests.api.speech.conftest import clip
 from tests.support import miniature
 from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog
 from tests.support.inline_link import InlineLink
@@ -56,13 +55,6 @@ def directory(speaking: RunningServer) -> Path:
     folder = speaking.context.settings.voices_dir
     assert folder is not None
     return folder
-
-
-def clip(seconds: float = 0.5, name: str = "WAV") -> bytes:
-    time = np.arange(int(seconds * 22_050)) / 22_050
-    file = io.BytesIO()
-    soundfile.write(file, (0.4 * np.sin(2 * np.pi * 200 * time)).astype(np.float32), 22_050, format=name)
-    return file.getvalue()
 
 
 def upload(http: httpx.Client, sample: bytes | None = None, **fields: str | None) -> httpx.Response:
@@ -81,7 +73,7 @@ def test_a_voice_from_upload_to_deletion(http: httpx.Client, directory: Path) ->
     assert created.status_code == 200, created.text
     voice = created.json()
     assert voice["object"] == "audio.voice" and voice["name"] == "Anna" and voice["consent"] == "true"
-    assert voice["seconds"] == pytest.approx(0.5, abs=0.01)
+    assert voice["seconds"] == pytest.approx(0.6, abs=0.01)
     assert [path.name for path in directory.iterdir()] == [f"{voice['id']}.safetensors"]
 
     listed = http.get("/v1/audio/voices").json()
@@ -103,7 +95,7 @@ def test_a_voice_from_upload_to_deletion(http: httpx.Client, directory: Path) ->
 
 
 def test_a_voice_survives_a_restart_and_costs_no_encode(http: httpx.Client, directory: Path) -> None:
-    voice = upload(http, clip(name="FLAC"), name="Bert", ref_text="A tone.").json()
+    voice = upload(http, clip(format="FLAC"), name="Bert", ref_text="A tone.").json()
     before = speak(http, voice["id"]).content
     flags = {"model": (str(miniature.talker()),), "served_model_name": ("talker",), "voices_dir": directory}
     with (
