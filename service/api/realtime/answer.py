@@ -192,13 +192,14 @@ class Answer:
     async def _generate(self) -> schema.StatusDetails:
         context = self.context
         async with asyncio.timeout(context.settings.request_timeout):
-            job = await self._prepared()
-        self._job = job
+            if self.config.truncation == "auto":
+                self._job = await truncated(self._body, self._attempt)
+            else:
+                self._job = await self._attempt(self._body)
         async with self._telling:
             await self._begin()
         finish_reason = None
-        deltas = generate(context, job, 0)
-        spoken = self._spoken
+        deltas, spoken = generate(context, self._job, 0), self._spoken
         async with aclosing(deltas if spoken is None else spoken.parts(deltas)) as parts:
             async for part in parts:
                 async with self._telling:
@@ -208,13 +209,6 @@ class Answer:
         if finish_reason == "length" or (spoken is not None and (spoken.cut or spoken.truncated)):
             return schema.StatusDetails(type="incomplete", reason="max_output_tokens")
         return schema.StatusDetails(type="completed")
-
-    async def _prepared(self) -> ChatJob:
-        """With truncation, keeps only as many of the last turns as the model's context can hold along with an
-        answer."""
-        if self.config.truncation == "disabled":
-            return await self._attempt(self._body)
-        return await truncated(self._body, self._attempt)
 
     async def _attempt(self, body: ChatRequestBody) -> ChatJob:
         self.record.ticket.release()
