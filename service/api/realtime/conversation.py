@@ -85,16 +85,14 @@ def pictures(item: ConversationItem) -> Iterator[tuple[int, ItemContent]]:
     return ((place, part) for place, part in enumerate(item.content or ()) if part.type == "input_image")
 
 
-async def check_pictures(
-    context: ServerContext, processor: ChatProcessor, item: ConversationItem, field: str, client: str
-) -> None:
+async def check_pictures(context: ServerContext, processor: ChatProcessor, item: ConversationItem, client: str) -> None:
     """Load the pictures of a client's item as a chat request would. InputError names the invalid one; ApiError 503 if
     the server is full."""
-    references = [
-        MediaReference("image", MediaUrl(part.image_url or "", detail=part.detail), at, VideoSampling(at))
-        for place, part in pictures(item)
-        for at in [f"{field}.content[{place}].image_url"]
-    ]
+    references = []
+    for place, part in pictures(item):
+        at = f"item.content[{place}].image_url"
+        url = MediaUrl(part.image_url or "", detail=part.detail)
+        references.append(MediaReference("image", url, at, VideoSampling(at)))
     if not references:
         return
     ticket = context.admission.ticket("realtime")

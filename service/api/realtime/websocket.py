@@ -310,7 +310,7 @@ class Session:
         check_counts([event.item], "item")
         item = created_item(event.item, "item")
         self._conversation.check_room(item)
-        await check_pictures(self._context, self._model.chat_processor, item, "item", self._record.client)
+        await check_pictures(self._context, self._model.chat_processor, item, self._record.client)
         previous = self._conversation.add(item, event.previous_item_id)
         for type in ("conversation.item.added", "conversation.item.done"):
             await self._tell(type, size, item=item, previous_item_id=previous)
