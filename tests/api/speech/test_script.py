@@ -83,7 +83,7 @@ CUT = [
     "<speak>The <sub alias='World Health Organization'>WHO</sub> says: 5 kg.<break time='1s'/>wash &amp; dry.</speak>",
     "<speak>这是<sub alias='万维网'>W3C</sub>。<break strength='weak'/></speak>",
     "<speaker>no SSML</speaker>",
-    "<?xml but no speak",
+    "<?but no speak",
 ]
 MIXED = st.lists(st.sampled_from([*CUT[:11], "It costs $5,", "nginx.", "PG", "Dr.", "so"]), max_size=6).map(" ".join)
 

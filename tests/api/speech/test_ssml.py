@@ -47,9 +47,6 @@ def test_paragraphs_and_sentences_end_where_blank_lines_do() -> None:
     assert "".join(map(str, read("<speak><p>One</p><p>Two</p></speak>"))) == "\n\nOne\n\n\n\nTwo\n\n"
 
 
-BILLION_LAUGHS = '<?xml version="1.0"?><!DOCTYPE lolz [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]><speak>&b;</speak>'
-
-
 def test_what_is_not_supported_is_refused_by_name() -> None:
     for line in Path(__file__).with_name("refused_ssml.tsv").read_text().splitlines():
         says, text = line.split("\t")
@@ -58,18 +55,18 @@ def test_what_is_not_supported_is_refused_by_name() -> None:
         assert refused.value.field == "input" and len(str(refused.value)) < 300
 
 
+BILLION_LAUGHS = '<!DOCTYPE lolz [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]><speak>&b;</speak>'
+
+
 def test_no_entity_is_declared_in_front_of_ssml() -> None:
-    """With a DTD of its own it is refused, not spoken without its breaks. With another it is a text, whose tags are
-    taken out and whose entities are not read."""
+    """With a DTD it is refused, not spoken without its breaks."""
     for before in ("", '<?xml version="1.0"?>\n'):
-        text = f'{before}<!DOCTYPE speak PUBLIC "-//W3C//DTD SYNTHESIS 1.0//EN" "x.dtd">\n<speak>Hi<break/></speak>'
-        assert is_ssml(text) and all(may_be_ssml(text[:length]) for length in range(len(before) + 16))
-        with pytest.raises(InputError, match="DTD"):
-            read(text)
-    for text in (BILLION_LAUGHS, "<speaker>", "x <speak>", "<speak", "<SPEAK>", "", "<speaking/>"):
+        for text in (f'{before}<!DOCTYPE speak SYSTEM "x.dtd">\n<speak>Hi<break/></speak>', before + BILLION_LAUGHS):
+            assert is_ssml(text) and all(may_be_ssml(text[:length]) for length in range(6))
+            with pytest.raises(InputError, match="DTD"):
+                read(text)
+    for text in ("<speaker>", "x <speak>", "<speak", "<SPEAK>", "", "<speaking/>", "<?xmlns>"):
         assert not is_ssml(text)
-    said = spoken(BILLION_LAUGHS)
-    assert len(str(said)) < 2 * len(BILLION_LAUGHS)
 
 
 def test_pauses_have_a_budget() -> None:
