@@ -148,7 +148,21 @@ class Session:
     async def _take(self, raw: str | bytes) -> None:
         """Handle a message. Errors are reported to the client, and the session goes on."""
         try:
-            await self._handle(raw)
+            match message := parse(raw, ClientMessage):
+                case SessionConfig():
+                    await self._finish_utterance(interrupted=True)
+                    self._job = await self._prepare(message)
+                    self._captions = frozenset[str](message.timestamp_granularities or ())
+                    self._active = time.monotonic()
+                case InputText():
+                    if len(raw) > MAX_TEXT:
+                        raise invalid("text", f"message too long: {len(raw)} bytes given, at most {MAX_TEXT} allowed")
+                    await self._say(message.text, last=False)
+                case InputDone():
+                    await self._say("", last=True)
+                case SessionClose():
+                    await self._finish_utterance(interrupted=True)
+                    raise StreamClosed
         except (ApiError, InputError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             answer = as_api_error(error)
             if answer.status >= 500:
@@ -162,23 +176,6 @@ class Session:
         if self._utterance is not None:
             since = max(since, self._utterance.active)
         return min(limit, since + limit - time.monotonic())
-
-    async def _handle(self, raw: str | bytes) -> None:
-        match message := parse(raw, ClientMessage):
-            case SessionConfig():
-                await self._finish_utterance(interrupted=True)
-                self._job = await self._prepare(message)
-                self._captions = frozenset[str](message.timestamp_granularities or ())
-                self._active = time.monotonic()
-            case InputText():
-                if len(raw) > MAX_TEXT:
-                    raise invalid("text", f"message too long: {len(raw)} bytes given, at most {MAX_TEXT} allowed")
-                await self._say(message.text, last=False)
-            case InputDone():
-                await self._say("", last=True)
-            case SessionClose():
-                await self._finish_utterance(interrupted=True)
-                raise StreamClosed
 
     async def _prepare(self, options: SpeechOptions) -> SpeechJob:
         return await prepare(self._context, options, self._record, default_format="wav", default_granularity="clause")
