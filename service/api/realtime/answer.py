@@ -19,12 +19,12 @@ from service.api.chat.detokenizer import TextDelta
 from service.api.chat.job import ChatJob, generate, prepare_job
 from service.api.chat.schema import ChatRequestBody, Message
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
-from service.api.chat.turns import Turn, translated
+from service.api.chat.turns import Turn
 from service.api.context import ServerContext
 from service.api.http.errors import ApiError, as_api_error, renamed
 from service.api.http.middleware import RequestRecord
 from service.api.realtime import schema
-from service.api.realtime.conversation import RENAMED, Conversation, Playback, Source, in_conversation, in_response
+from service.api.realtime.conversation import Conversation, Playback, Source, in_conversation, in_response
 from service.api.realtime.schema import ConversationItem, ServerEvent, new_id, server_event
 from service.api.sockets import StreamClosed
 
@@ -273,8 +273,6 @@ class Answer:
     def _response(
         self, status: schema.ResponseStatus, output: list[ConversationItem], details: schema.StatusDetails | None = None
     ) -> schema.RealtimeResponse:
-        paths = UNSET if self._job is None else self._job.unenforced
-        unenforced = paths if paths is UNSET else [translated(path, RENAMED) for path in paths]
         return schema.RealtimeResponse(
             id=self.id,
             status=status,
@@ -286,7 +284,6 @@ class Answer:
             metadata=self.metadata,
             status_details=details,
             usage=None if details is None or self._job is None else _usage(self._job, self._spoken),
-            unenforced=unenforced,
         )
 
     def _observe(self, status: str) -> None:

@@ -394,8 +394,7 @@ class StatusDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class RealtimeResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """conversation_id: null where the answer is not added to the conversation. usage: once the response has ended.
-    unenforced: paths of keywords in the tools' schemas that calls may break, if there are any."""
+    """conversation_id: null where the answer is not added to the conversation. usage: once the response has ended."""
 
     id: str
     status: ResponseStatus
@@ -408,7 +407,6 @@ class RealtimeResponse(msgspec.Struct, frozen=True, kw_only=True):
     status_details: StatusDetails | None = None
     usage: RealtimeUsage | None = None
     object: Literal["realtime.response"] = "realtime.response"
-    unenforced: list[str] | UnsetType = UNSET
 
 
 class OutputPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
