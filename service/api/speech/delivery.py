@@ -182,14 +182,12 @@ class AudioFeed:
 @dataclass(eq=False)
 class Captions:
     """When each segment is heard, counted in samples, and when its words are: estimated, or found by a hosted aligner
-    while later audio goes on. lines: of the segments; may grow. granularities: timestamp_granularities. kind: type of
-    the events."""
+    while later audio goes on. lines: of the segments. granularities: timestamp_granularities."""
 
     context: ServerContext
     job: SpeechJob
     lines: Sequence[Line]
     granularities: frozenset[str]
-    kind: type[SpeechAudioSegment] = SpeechAudioSegment
     _samples: int = 0
     """Those before the current segment."""
     _audio: list[np.ndarray] = field(default_factory=list)
@@ -230,7 +228,7 @@ class Captions:
         if "word" in self.granularities:
             begin, end = audible(audio) or (0, len(audio))
             words = self._words(text, start + begin, start + end)
-        return self.kind(index, start / rate, (start + len(audio)) / rate, text, words)
+        return SpeechAudioSegment(index, start / rate, (start + len(audio)) / rate, text, words)
 
     def _words(self, text: str, begin: int, end: int) -> tuple[CaptionWord, ...]:
         """Words share the samples from begin to end by their length."""

@@ -350,23 +350,6 @@ def test_a_pause_is_silence_in_front_of_the_next_segment(talking: RunningServer)
     assert len(audio[3]) == round(PAUSES[3] * RATE) and not audio[3].any()
     assert [done["total_bytes"] for done in of_type(received, "audio.done")] == [2 * len(samples) for samples in audio]
     assert received[-1] == {"type": "session.done", "total_sentences": 4, "finish_reason": "stop"}
-    assert not of_type(received, "audio.segment"), "captions are not asked for"
-
-
-def test_captions_say_when_each_segment_is_heard(talking: RunningServer) -> None:
-    asked: dict[str, Any] = {"timestamp_granularities": ["segment", "word"], "speed": 2.0}
-    received = written(talking, *TEXT, split_granularity="sentence", **asked)
-    segments = of_type(received, "audio.segment")
-    half = SEGMENT / 2
-    starts = [0.25, 1.75 + half, 1.75 + 2 * half]
-    assert [segment["start"] for segment in segments] == pytest.approx(starts, abs=1 / RATE)
-    assert [segment["end"] for segment in segments] == pytest.approx([start + half for start in starts], abs=1 / RATE)
-    assert [start["sentence_text"] for start in of_type(received, "audio.start")] == [*SPOKEN, ""]
-    assert [segment["text"] for segment in segments] == SPOKEN
-    words = [[word["word"] for word in segment["words"]] for segment in segments]
-    assert words == [text.split() for text in SPOKEN]
-    kinds = [message["type"] for message in received if isinstance(message, dict)]
-    assert kinds[:3] == ["audio.start", "audio.done", "audio.segment"]
 
 
 def test_a_long_message_is_not_read_in_the_event_loop(talking: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,16 +480,12 @@ ALOUD = "One two three, four five six. One two three four five six!"
 SIX = "One, two, three, four, five, six."
 
 
-@pytest.mark.parametrize("stream", ["sse", "socket"])
 @pytest.mark.parametrize("speed", [1.0, 2.0])
-def test_words_have_the_times_of_an_aligner(heard: Heard, stream: str, speed: float) -> None:
+def test_words_have_the_times_of_an_aligner(heard: Heard, speed: float) -> None:
     """Where it cannot tell, they are estimated."""
     text = "[pause:1s](a calm voice)It's twenty-six – 你好! Γειά σου. Ends now."
     asked: dict[str, Any] = {"timestamp_granularities": ["word"], "speed": speed, "split_granularity": "sentence"}
-    if stream == "sse":
-        _, segments, _ = captioned(heard.server, text, **asked)
-    else:
-        segments = of_type(written(heard.server, text, **asked), "audio.segment")
+    _, segments, _ = captioned(heard.server, text, **asked)
     assert [segment["index"] for segment in segments] == [0, 1, 2]
     first, greek, last = (segment["words"] for segment in segments)
     start = segments[0]["start"]
