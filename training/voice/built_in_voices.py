@@ -7,14 +7,13 @@ python -m training.voice.built_in_voices CHECKPOINT
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 
+import httpx
 import numpy as np
 from safetensors.numpy import load_file
 
@@ -25,21 +24,18 @@ URL = f"http://127.0.0.1:{PORT}"
 def make(checkpoint: Path, voices: Path) -> dict[str, np.ndarray]:
     """References by key, made by a server with these voices."""
     command = [sys.executable, "-m", "service.cli", "serve", "--model", str(checkpoint), "--port", str(PORT)]
-    server = subprocess.Popen([*command, "--voices-dir", str(voices)])
-    try:
-        while server.poll() is None:
-            time.sleep(1.0)
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{URL}/ready"):
-                break
-        with urllib.request.urlopen(f"{URL}/v1/audio/voices") as answer:
-            names = [voice["id"] for voice in json.load(answer)["data"]]
-        for name in names:
-            body = json.dumps({"input": "Hello.", "voice": name}).encode()
-            request = urllib.request.Request(f"{URL}/v1/audio/speech", body, {"content-type": "application/json"})
-            urllib.request.urlopen(request).close()
-    finally:
-        server.terminate()
-        server.wait()
+    with subprocess.Popen([*command, "--voices-dir", str(voices)]) as server:
+        try:
+            while server.poll() is None:
+                time.sleep(1.0)
+                with contextlib.suppress(httpx.HTTPError):
+                    httpx.get(f"{URL}/ready").raise_for_status()
+                    break
+            for voice in httpx.get(f"{URL}/v1/audio/voices").json()["data"]:
+                speech = {"input": "Hello.", "voice": voice["id"]}
+                httpx.post(f"{URL}/v1/audio/speech", json=speech, timeout=600).raise_for_status()
+        finally:
+            server.terminate()
     return {path.stem: load_file(path)["reference"] for path in sorted((voices / ".named").glob("*.safetensors"))}
 
 
