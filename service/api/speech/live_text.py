@@ -163,7 +163,8 @@ class LiveText:
         self.complete = last
         begun = len(self.script.lines)
         feed = partial(self._text.feed, text, final=last or pause)
-        self._segments += feed() if len(text) <= SMALL_TEXT else await self.context.in_thread(feed)
+        segments = feed() if len(text) <= SMALL_TEXT else await self.context.in_thread(feed)
+        self._segments += segments
         lines = self.script.lines[begun:]
         if lines:
             spoken = sum(len(line.text) for line in lines)
