@@ -95,8 +95,6 @@ def patient_clients() -> None:
 def voices_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Servers and commands keep voices away from those of the person who runs the tests."""
     os.environ["REPRISE_VOICES_DIR"] = str(tmp_path_factory.mktemp("voices"))
-    # Of a server that is idle for a moment, tests would count steps and requests that nobody asked for.
-    os.environ["REPRISE_FIXED_VOICES"] = "at_use"
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from service.metrics.page import Families, families, labelled, lasting, merged, 
 UNITS = ("_seconds", "_bytes", "_ratio", "_total", "_tokens", "_pages", "_info", "_factor")
 COUNTS = (
     *("request_images", "request_video_frames", "requests_running", "requests_waiting", "slots_used"),
-    *("state_snapshots", "event_loop_tasks", "engine_threads", "graph_captures_left", "built_in_voices_left"),
+    *("state_snapshots", "event_loop_tasks", "engine_threads", "graph_captures_left"),
 )
 STATES = ("ready", "engine_up", "http_requests_in_progress")
 

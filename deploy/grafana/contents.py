@@ -451,7 +451,6 @@ ENGINE = Dashboard(
                     "Left to do while idle",
                     (
                         (f"reprise_graph_captures_left{INSTANCE}", "captures, {{instance}} {{engine}}"),
-                        (f"reprise_built_in_voices_left{INSTANCE}", "voices, {{instance}}"),
                         (
                             f"sum by (instance, model) (increase(reprise_corrupted_requests_total{INSTANCE}"
                             "[$__rate_interval]))",

@@ -35,7 +35,7 @@ from service.api.realtime import websocket as realtime
 from service.api.speech import route as speech
 from service.api.speech import voices
 from service.api.speech import websocket as speech_stream
-from service.api.speech.voices import lora_voices, make_voices
+from service.api.speech.voices import lora_voices
 from service.api.spoken_text.lexicon import Lexicon, load_lexicon
 from service.api.tracing import tracing_from
 from service.hub.catalog import Catalog
@@ -247,8 +247,6 @@ async def _lifespan(context: ServerContext) -> AsyncIterator[None]:
     lag = asyncio.create_task(_measure_lag(context.metrics))
     if context.scrape is None and context.settings.page:
         context.keep_task(asyncio.create_task(context.history.keep(context.metrics)))
-    if context.makes_voices:
-        context.keep_task(asyncio.create_task(make_voices(context)))
     try:
         yield
     finally:

@@ -76,12 +76,8 @@ class ServerContext:
     """Positions of each chat model's KV cache, as the engine that has fewest last reported it."""
     named_voices: dict[tuple[str, str], asyncio.Future[np.ndarray]] = field(default_factory=dict)
     """References of built-in voices, finished or being made, by model and name."""
-    voices_left: int = 0
-    """Built-in voices that are still to be made while no request is in progress."""
     lora_voices: Mapping[str, str] = field(default_factory=dict)
     """Folder of each adapter by the name_key of its voice."""
-    makes_voices: bool = True
-    """Whether this process makes the built-in voices after the start; one process of a server does."""
     grammars: GrammarChecks = field(default_factory=GrammarChecks)
     references: LruCache[bytes, np.ndarray] = field(default_factory=lambda: LruCache(CACHED_REFERENCES))
     turns: Turns = field(default_factory=Turns)

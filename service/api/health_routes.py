@@ -49,11 +49,9 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class Background(msgspec.Struct, frozen=True):
-    """Work that goes on after readiness while there are no requests: captures of CUDA graphs, and built-in voices that
-    are to be made."""
+    """Work that goes on after readiness while there are no requests: captures of CUDA graphs."""
 
     captures_left: int
-    voices_left: int
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -155,7 +153,7 @@ async def ready(request: Request) -> Response:
 
 
 def _background(context: ServerContext) -> Background:
-    return Background(sum(state.captures_left for state in context.engine.states), context.voices_left)
+    return Background(sum(state.captures_left for state in context.engine.states))
 
 
 def _phases(engine: Engines) -> list[str] | UnsetType:
@@ -179,7 +177,6 @@ def observe_life(context: ServerContext) -> None:
     """Set the gauges that describe the moment of a scrape."""
     context.metrics.observe("ready", float(context.ready))
     context.metrics.observe("engine_up", float(context.engine.alive))
-    context.metrics.observe("built_in_voices_left", context.voices_left)
 
 
 @get(router, "/version", "The server's version.", {JSON: Version})

@@ -164,8 +164,7 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _counter("speech_characters_total", "Characters spoken.", "model"),
         _counter("speech_truncated_total", "Segments that ended at their cap, not by themselves.", "model"),
         _histogram("audio_encode_duration_seconds", "Encoding one chunk (codec).", STEP, "format"),
-        _counter("built_in_voices_made_total", "Built-in voices made, after the start or at first use.", "model"),
-        _gauge("built_in_voices_left", "Built-in voices that are still to be made while there are no requests."),
+        _counter("built_in_voices_made_total", "Built-in voices made, each at its first use.", "model"),
         _counter(
             "speech_verifications_total",
             "Attempts at a text that a recogniser heard, by outcome (passed, failed, unavailable).",

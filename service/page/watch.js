@@ -177,9 +177,8 @@ function makePlots(now) {
 }
 
 /** What still runs while there are no requests. */
-function background({ captures_left: captures, voices_left: voices }) {
-  const left = [captures && count(captures, "capture"), voices && count(voices, "voice")].filter(Boolean);
-  return left.length ? [tile("Left in the background", left.join(", "))] : [];
+function background({ captures_left: captures }) {
+  return captures ? [tile("Left in the background", count(captures, "capture"))] : [];
 }
 
 function tile(name, value, mark = "") {

@@ -107,7 +107,6 @@ async def serve(config: ApiConfig) -> int:
     clients = [create_engine(settings, metrics, None) for _ in range(config.engines)]
     engines = Engines(clients, metrics, table.row(config.index, engine_kinds(config.engines)))
     context = create_context(settings, catalog, engines, metrics, others=table.row(config.index, WORK_KINDS))
-    context.makes_voices = config.index == 0
     server = Server(server_config(context), context, supervised=True)
     connection = SupervisorConnection(control, server, config.peer)
     context.scrape = connection.scrape

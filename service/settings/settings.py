@@ -189,9 +189,9 @@ class Settings(BaseSettings):
     # Speech
     voices_dir: Location = Path("~/.local/share/reprise/voices")
     """Directory of uploaded voices; created when it is needed."""
-    fixed_voices: Literal["at_start", "at_use", "off"] = "at_start"
-    """Built-in voices sound the same in every request, by references that are kept in --voices-dir and made after the
-    start while there are no requests, or each at its first use; off: each seed draws a new voice that fits the name."""
+    fixed_voices: Literal["at_use", "off"] = "at_use"
+    """Built-in voices sound the same in every request, by references that are kept in --voices-dir, each made at its
+    first use; off: each seed draws a new voice that fits the name."""
     lora_voices: Location | None = None
     """Directory of LoRA adapters in VoxCPM's format, each in a folder with the voice's name."""
     lexicon: Location | None = None

@@ -1,5 +1,5 @@
 """Make the references of an embedded checkpoint's built-in voices, which come with it: a server that finds them need
-not make them after its start. Run it after each training, since other weights have other voices.
+not make them. Run it after each training, since other weights have other voices.
 
 python -m training.voice.built_in_voices CHECKPOINT
 """
@@ -25,8 +25,9 @@ def make(checkpoint: Path, voices: Path) -> dict[str, np.ndarray]:
     """References by key, made by a server with these voices."""
     flags = ["--model", str(checkpoint), "--voices-dir", str(voices)]
     with started(flags, time.monotonic() + LONGEST) as (url, _):
-        while httpx.get(f"{url}/ready", trust_env=False).json()["background"]["voices_left"]:
-            time.sleep(1.0)
+        for voice in httpx.get(f"{url}/v1/audio/voices", trust_env=False).json()["data"]:
+            speech = {"input": "Hello.", "voice": voice["id"]}
+            httpx.post(f"{url}/v1/audio/speech", json=speech, timeout=600, trust_env=False).raise_for_status()
     return {path.stem: load_file(path)["reference"] for path in sorted((voices / ".named").glob("*.safetensors"))}
 
 

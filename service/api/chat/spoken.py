@@ -24,7 +24,6 @@ from service.api.speech.delivery import AudioChunk, Delivery, Script
 from service.api.speech.live_text import LiveText
 from service.api.speech.request import SpeechJob, SpokenTooLong, max_written_chars, prepare
 from service.api.speech.schema import SpeechOptions, VoiceOptions
-from service.api.speech.speaker import find_voice, solver_steps
 from service.hub.catalog import OPENAI_PCM_RATE, HostedModel
 from service.media.audio_formats import CHAT_FORMATS, FORMATS, REALTIME_FORMATS
 from service.system.concurrency import merged
@@ -63,19 +62,6 @@ async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: 
         record.model = chat_model
     record.ticket.grow(1)
     return SpokenAnswer(context, job, streamed=bool(body.stream))
-
-
-def check_audio(context: ServerContext, audio: schema.AudioParams, client: str) -> None:
-    """ApiError for a speech model, a voice or a number of solver steps that is not served. The model that speaks may
-    not be decided yet."""
-    hosted = context.catalog.of_kind("speech")
-    model = _named_model(context, audio) or (hosted[0] if len(hosted) == 1 else None)
-    with renamed(_within_audio):
-        if audio.voice is not None:
-            name = audio.voice if isinstance(audio.voice, str) else audio.voice.id
-            find_voice(context, name, model, context.owner(client))
-        if model is not None:
-            solver_steps(context, model, audio.inference_timesteps)
 
 
 def _named_model(context: ServerContext, audio: schema.AudioParams) -> HostedModel | None:

@@ -24,7 +24,7 @@ from service.api.context import ServerContext
 from service.api.http.errors import ApiError, as_api_error, renamed
 from service.api.http.middleware import RequestRecord
 from service.api.realtime import schema
-from service.api.realtime.conversation import Conversation, Playback, Source, in_conversation, in_session
+from service.api.realtime.conversation import Conversation, Playback, Source, in_conversation, in_response
 from service.api.realtime.schema import ConversationItem, ServerEvent, new_id, server_event
 from service.api.sockets import StreamClosed
 
@@ -178,7 +178,7 @@ class Answer:
         except (StreamClosed, WebSocketDisconnect):
             raise
         except Exception as error:
-            failure = in_session(as_api_error(error), "response")
+            failure = in_response(as_api_error(error))
             if not self._begun:
                 await self._refuse(failure)
                 return
@@ -192,13 +192,14 @@ class Answer:
     async def _generate(self) -> schema.StatusDetails:
         context = self.context
         async with asyncio.timeout(context.settings.request_timeout):
-            job = await self._prepared()
-        self._job = job
+            if self.config.truncation == "auto":
+                self._job = await truncated(self._body, self._attempt)
+            else:
+                self._job = await self._attempt(self._body)
         async with self._telling:
             await self._begin()
         finish_reason = None
-        deltas = generate(context, job, 0)
-        spoken = self._spoken
+        deltas, spoken = generate(context, self._job, 0), self._spoken
         async with aclosing(deltas if spoken is None else spoken.parts(deltas)) as parts:
             async for part in parts:
                 async with self._telling:
@@ -208,13 +209,6 @@ class Answer:
         if finish_reason == "length" or (spoken is not None and (spoken.cut or spoken.truncated)):
             return schema.StatusDetails(type="incomplete", reason="max_output_tokens")
         return schema.StatusDetails(type="completed")
-
-    async def _prepared(self) -> ChatJob:
-        """With truncation, keeps only as many of the last turns as the model's context can hold along with an
-        answer."""
-        if self.config.truncation == "disabled":
-            return await self._attempt(self._body)
-        return await truncated(self._body, self._attempt)
 
     async def _attempt(self, body: ChatRequestBody) -> ChatJob:
         self.record.ticket.release()
@@ -286,7 +280,7 @@ class Answer:
             conversation_id=None if self.conversation is None else self.conversation.id,
             output_modalities=self.config.output_modalities,
             max_output_tokens=self.config.max_output_tokens,
-            audio=schema.RealtimeAudio(output=self.config.output),
+            audio=schema.ResponseAudio(output=self.config.output),
             metadata=self.metadata,
             status_details=details,
             usage=None if details is None or self._job is None else _usage(self._job, self._spoken),

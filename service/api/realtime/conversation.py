@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from models.interfaces.processor import ChatProcessor
-from service.api.chat import prompt as prompt_messages
+from service.api.chat.prompt import MAX_MESSAGES, MAX_PARTS
 from service.api.chat.prompt_media import MediaReference, PromptMedia
 from service.api.chat.schema import CalledFunction, ContentPart, MediaUrl, Message, ToolCallEntry
 from service.api.chat.tools import NO_CALL, NO_RESULT, arguments_of, check_call_id, check_name
@@ -85,15 +85,12 @@ def pictures(item: ConversationItem) -> Iterator[tuple[int, ItemContent]]:
     return ((place, part) for place, part in enumerate(item.content or ()) if part.type == "input_image")
 
 
-async def check_pictures(
-    context: ServerContext, processor: ChatProcessor, item: ConversationItem, field: str, client: str
-) -> None:
+async def check_pictures(context: ServerContext, processor: ChatProcessor, item: ConversationItem, client: str) -> None:
     """Load the pictures of a client's item as a chat request would. InputError names the invalid one; ApiError 503 if
     the server is full."""
     references = [
-        MediaReference("image", MediaUrl(part.image_url or "", detail=part.detail), at)
+        MediaReference("image", MediaUrl(part.image_url or "", detail=part.detail), f"item.content[{place}].image_url")
         for place, part in pictures(item)
-        for at in [f"{field}.content[{place}].image_url"]
     ]
     if not references:
         return
@@ -109,17 +106,10 @@ async def check_pictures(
 
 # How much of a spoken answer was heard: exact between segments, estimated from the lengths of words within one
 
-WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]|[^\\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]+")
-"""A word, or a character of a script without spaces. Underscores are not part of words: the first character of a word
-never matches what lies between words, so a search takes linear time."""
-CLOSING = re.compile(r"[^\w\s]*")
+WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]|[^\\s\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]+")
+"""A word, or a character of a script without spaces."""
 CHARACTERS_PER_SECOND = 15.0
-"""Characters per second assumed while no segment of the speech is complete."""
-NEAR, FAR = 200, 4096
-"""Characters of a transcript in which the next word, and the beginning of the next segment, are searched: unspoken text
-(code, links) may lie in between."""
-OPENING_WORDS = 3
-"""Number of a segment's first words that locate its begin in the transcript."""
+"""Assumed while no segment of the speech is complete."""
 
 
 @dataclass(frozen=True)
@@ -136,48 +126,33 @@ class Playback:
 
 
 def heard(transcript: str, playback: Playback, seconds: float) -> str:
-    """The beginning of the transcript that is heard in the first `seconds` of its audio, in whole words."""
+    """What is heard of an answer in the first `seconds` of its audio: the transcript if that is all of it, else whole
+    words as they were spoken."""
     if playback.whole and seconds >= playback.seconds:
         return transcript
-    cursor, last = 0, 0.0
-    for index, text in enumerate(playback.texts):
-        complete = index < len(playback.segments)
-        begin, end = playback.segments[index] if complete else _expected(playback, text, last)
-        words = list(WORD.finditer(text))
-        cursor = _segment_start(transcript, words, cursor)
-        for word in words:
-            if begin + (end - begin) * word.end() / len(text) > seconds:
-                return transcript[:cursor].rstrip()
-            at = transcript.find(word[0], cursor, cursor + NEAR)
-            cursor = cursor if at < 0 else at + len(word[0])
-        closing = CLOSING.match(transcript, cursor)
-        cursor = closing.end() if closing else cursor
-        if not complete:
-            break
-        last = end
-    return transcript[:cursor].rstrip()
+    said = []
+    for text, (begin, end) in zip(playback.texts, [*playback.segments, _unfinished(playback)], strict=False):
+        pace = (end - begin) / len(text)
+        ends = [word.end() for word in WORD.finditer(text) if begin + pace * word.end() <= seconds]
+        said.append(text[: ends[-1]] if ends else "")
+    return " ".join(filter(None, said))
 
 
-def _expected(playback: Playback, text: str, last: float) -> tuple[float, float]:
-    """Begin and end of the first segment that is not complete: at the pace of those before it, the last of which ended
-    at `last`, and not before the audio that is there."""
-    begin = last if playback.begun is None else playback.begun
-    spoken = sum(map(len, playback.texts[: len(playback.segments)]))
+def _unfinished(playback: Playback) -> tuple[float, float]:
+    """Begin and end of the segment behind the complete ones: at their pace, and not before the end of the audio."""
+    complete = len(playback.segments)
+    text = playback.texts[complete] if complete < len(playback.texts) else ""
+    begin = playback.begun if playback.begun is not None else playback.segments[-1][1] if complete else 0.0
+    spoken = sum(map(len, playback.texts[:complete]))
     sounding = sum(end - start for start, end in playback.segments)
     pace = sounding / spoken if spoken else 1 / CHARACTERS_PER_SECOND
     return begin, max(begin + pace * len(text), playback.seconds)
 
 
-def _segment_start(transcript: str, words: Sequence[re.Match[str]], cursor: int) -> int:
-    """Where a segment begins at or after the cursor; the cursor itself if the segment is written differently from how
-    it is spoken."""
-    opening = r"[\W_]*".join(re.escape(word[0]) for word in words[:OPENING_WORDS])
-    found = re.compile(opening).search(transcript, cursor, cursor + FAR) if opening else None
-    return found.start() if found else cursor
-
-
 # The conversation
 
+MAX_ITEMS = MAX_MESSAGES - 1
+"""The chat request has one more message, the instructions."""
 ROOT = "root"
 """The previous_item_id that puts an item before all others."""
 ITEM_BYTES = 256
@@ -203,8 +178,9 @@ class Conversation:
         self._entries: dict[str, _Entry] = {}
         self._size = 0
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    @property
+    def full(self) -> bool:
+        return len(self._entries) >= MAX_ITEMS
 
     def __contains__(self, id: str) -> bool:
         return id in self._entries
@@ -220,23 +196,24 @@ class Conversation:
         return as_turns(Source(entry.item) for entry in self._entries.values())
 
     def check_room(self, item: ConversationItem) -> None:
-        """ApiError 400 if the item would not fit."""
-        self._check_new(item)
+        """ApiError 400 if the item cannot be added."""
+        if item.id == ROOT:
+            raise invalid("item.id", f"{ROOT} stands for the beginning of the conversation")
+        if item.id in self._entries:
+            raise invalid("item.id", "another item of this conversation has this id")
+        items = [*(entry.item for entry in self._entries.values()), item]
+        calls = {one.call_id for one in items if one.type == "function_call"}
+        if item.type == "function_call_output" and item.call_id not in calls:
+            raise invalid("item.call_id", "no function_call of this conversation has this call_id")
+        images = sum(1 for one in items for _ in pictures(one))
+        size = self._size + _size(item)
         limits = self._settings
-        held = [entry.item for entry in self._entries.values()] + [item]
-        for what, count, most in (
-            *_counts(held),
-            ("images", sum(1 for one in held for _ in pictures(one)), limits.max_images),
-            ("bytes", self._size + _size(item), limits.max_body),
-        ):
-            if count > most:
-                problem = f"too many {what} in this conversation: {count} with this item, at most {most} allowed"
-                raise invalid("item", f"{problem}. Delete some", "conversation_full")
+        check_counts(items, "item", ("images", images, limits.max_images), ("bytes", size, limits.max_body))
 
     def add(self, item: ConversationItem, previous: str | None = None) -> str | None:
         """Put an item after `previous` (None: at the end) and return the id of the one before it. ApiError 400 for an
-        unknown `previous`, 503 if the server has no room."""
-        self._check_new(item)
+        unknown `previous` and an item that does not fit, 503 if the server has no room."""
+        self.check_room(item)
         ids = list(self._entries)
         place = len(ids)
         if previous == ROOT:
@@ -288,15 +265,6 @@ class Conversation:
             raise invalid(field, "no item of this conversation has this id", "item_not_found")
         return self._entries[id]
 
-    def _check_new(self, item: ConversationItem) -> None:
-        if item.id == ROOT:
-            raise invalid("item.id", f"{ROOT} stands for the beginning of the conversation")
-        if item.id in self._entries:
-            raise invalid("item.id", "another item of this conversation has this id")
-        calls = (entry.item.call_id for entry in self._entries.values() if entry.item.type == "function_call")
-        if item.type == "function_call_output" and item.call_id not in calls:
-            raise invalid("item.call_id", "no function_call of this conversation has this call_id")
-
     def _check_settled(self, id: str) -> None:
         if self._entry(id).item.status == "in_progress":
             raise invalid("item_id", "this answer is in progress; send response.cancel first")
@@ -306,21 +274,14 @@ class Conversation:
         self._size += size
 
 
-def _counts(items: Sequence[ConversationItem]) -> list[tuple[str, int, int]]:
+def check_counts(items: Sequence[ConversationItem], field: str, *counts: tuple[str, int, int]) -> None:
+    """ApiError 400 for more items or content parts than a conversation may have. counts: (name, number, limit) of what
+    else is limited."""
     parts = sum(len(item.content or ()) for item in items)
-    return [("items", len(items), max_items()), ("content parts", parts, prompt_messages.MAX_PARTS)]
-
-
-def check_counts(given: Sequence[ConversationItem], field: str) -> None:
-    """ApiError 400 for more items or content parts than any conversation has room for, before they are read."""
-    for what, count, most in _counts(given):
+    for what, count, most in (("items", len(items), MAX_ITEMS), ("content parts", parts, MAX_PARTS), *counts):
         if count > most:
-            raise invalid(field, f"too many {what}: {count} given, at most {most} allowed", "conversation_full")
-
-
-def max_items() -> int:
-    """The most items of a conversation: the chat request has one more message, the instructions."""
-    return max(1, prompt_messages.MAX_MESSAGES - 1)
+            problem = f"too many {what} for a conversation: {count} given, at most {most} allowed"
+            raise invalid(field, problem, "conversation_full")
 
 
 def _size(item: ConversationItem) -> int:
@@ -386,14 +347,9 @@ def _as_part(part: ItemContent) -> ContentPart:
     return ContentPart(type="image_url", image_url=MediaUrl(part.image_url, detail=part.detail))
 
 
-def named(param: str, within: str) -> str:
-    """The name that a field of a chat request has here. within: session or response."""
-    return translated(param, RENAMED).replace("response.", f"{within}.", 1)
-
-
-def in_session(error: ApiError, within: str) -> ApiError:
+def in_response(error: ApiError) -> ApiError:
     """The error for a field of a chat request, under the name that the field has here."""
-    return error if error.param is None else error.at(named(error.param, within))
+    return error if error.param is None else error.at(translated(error.param, RENAMED))
 
 
 def in_conversation(error: ApiError, turns: Sequence[Turn[Source]], whole: str) -> ApiError:

@@ -8,7 +8,6 @@ import binascii
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 from msgspec import UNSET
 
@@ -16,7 +15,7 @@ from models.interfaces.errors import InputError
 from service.api.chat.transcriptions import PIECE_SECONDS, Hearing, TranscriptionForm, hearing_of, pieces_of
 from service.api.context import ServerContext
 from service.api.engines.request_stream import EngineError
-from service.api.http.errors import ApiError, ErrorDetail, as_api_error, explain, invalid
+from service.api.http.errors import ApiError, ErrorDetail, as_api_error, invalid
 from service.api.http.middleware import RequestRecord
 from service.api.realtime import schema
 from service.hub.catalog import HostedModel
@@ -61,44 +60,37 @@ class Ears:
         self._audio = bytearray()
         self._begin_ms = 0.0
         self._format = schema.PCM
-        self._options = schema.RealtimeTranscription()
-        self.detection: schema.ServerVad | schema.SemanticVad | None = schema.ServerVad()
+        self.options: schema.RealtimeTranscription | None = None
+        """None: transcripts are not told."""
+        self.detection: schema.Detection | None = schema.ServerVad()
         self._detector: TurnDetector | None = None
         self._seen = 0
         """Bytes of the buffer that detection has seen."""
         self._restart_detection()
-        self.tells = False
-        """Whether the client has asked for transcripts."""
 
-    def configure(self, given: schema.RealtimeInput, now: schema.RealtimeInput) -> schema.RealtimeInput:
-        """`now` with what is given. ApiError names the field that does not fit."""
+    @property
+    def configuration(self) -> schema.RealtimeInput:
+        return schema.RealtimeInput(format=self._format, turn_detection=self.detection, transcription=self.options)
+
+    def configure(self, given: schema.RealtimeInput) -> None:
+        """Set what is given. ApiError names the field that does not fit; nothing is set then."""
         at = "session.audio.input"
-        format: schema.RealtimeFormat = _read(given.format, schema.RealtimeFormat, f"{at}.format") or now.format
-        format = format.settled(f"{at}.format")
-        options = now.transcription
-        if given.transcription is not UNSET:
-            options = _read(given.transcription, schema.RealtimeTranscription, f"{at}.transcription")
+        format = (given.format or self._format).settled(f"{at}.format")
+        options = self.options if given.transcription is UNSET else given.transcription
+        model = self._named(options)
         if options is not None and options.language:
             try:
-                hearing_of(self._named(options)).language(options.language)
+                hearing_of(model).language(options.language)
             except InputError as error:
                 raise invalid(f"{at}.transcription.language", str(error)) from error
-        detection = self.detection
-        if given.turn_detection is not UNSET:
-            on = given.turn_detection is not False
-            detection = _read(
-                given.turn_detection if on else None, schema.ServerVad | schema.SemanticVad, f"{at}.turn_detection"
-            )
-        changed = format.type != self._format.type
+        detection = self.detection if given.turn_detection is UNSET else given.turn_detection
+        changed = format != self._format
         if changed:
             self.take()
-        self._format = format
+        self._format, self.options, self.model = format, options, model
         if changed or detection != self.detection:
             self.detection = detection
             self._restart_detection()
-        self._options, self.tells = options or schema.RealtimeTranscription(), options is not None
-        self.model = self._named(self._options)
-        return msgspec.structs.replace(now, format=format, transcription=options, turn_detection=detection)
 
     async def append(self, audio: str) -> list[Boundary]:
         """The boundaries of turns that the next samples complete, in milliseconds of the session. audio: base64.
@@ -178,9 +170,9 @@ class Ears:
         """Whether a turn has begun that was not committed."""
         return self._detector is not None and self._detector.speaking
 
-    async def transcribe(self, item_id: str, data: bytes, *, live: bool) -> str:
-        """What is said in samples of the buffer; "" where that failed. The client is told of it if it has asked for
-        that. live: as of Hearing."""
+    async def transcribe(self, item_id: str, data: bytes, *, told: bool, live: bool) -> str:
+        """What is said in samples of the buffer; "" where that failed. told: the client gets the transcript, too.
+        live: as of Hearing."""
         context, place = self._context, {"item_id": item_id, "content_index": 0}
         ticket = context.admission.ticket("realtime")
         record = RequestRecord(self._record.request_id, "realtime", ticket, self._record.client, model=self.model.name)
@@ -190,10 +182,10 @@ class Ears:
                 ticket.grow(1, len(data))
                 hearing = await self._hearing(record, data, live=live)
                 async for delta in hearing.deltas():
-                    if self.tells:
+                    if told:
                         await self._tell(f"{EVENT}.delta", **place, delta=delta.delta)
                 done = hearing.done()
-                if self.tells:
+                if told:
                     fields: dict[str, Any] = {"languages": done.languages, "usage": done.usage}
                     await self._tell(f"{EVENT}.completed", **place, transcript=done.text, **fields)
                 return done.text
@@ -206,7 +198,8 @@ class Ears:
             ticket.release()
 
     async def _hearing(self, record: RequestRecord, data: bytes, *, live: bool) -> Hearing:
-        context, model, asked, format = self._context, self.model, self._options, self._format
+        context, model, format = self._context, self.model, self._format
+        asked = self.options or schema.RealtimeTranscription()
         audio = hearing_of(model)
         form = TranscriptionForm(file="", model=model.name, prompt=asked.prompt or "", keywords=asked.keywords or [])
         language = audio.language(asked.language) if asked.language else None
@@ -215,9 +208,9 @@ class Ears:
         live = live and len(data) <= LIVE_SECONDS * format.bytes_per_second
         return Hearing(context, form, model, audio, language, record, pieces, live)
 
-    def _named(self, options: schema.RealtimeTranscription) -> HostedModel:
+    def _named(self, options: schema.RealtimeTranscription | None) -> HostedModel:
         """The model that a client names, or else the one of the session: clients name OpenAI's by default."""
-        found = self._context.catalog.get(options.model or "")
+        found = self._context.catalog.get((options and options.model) or "")
         return found if found is not None and found.task == "transcription" else self.model
 
 
@@ -227,11 +220,3 @@ def _decoded(data: bytes, format: schema.RealtimeFormat) -> np.ndarray:
     if law == "pcm":
         return np.frombuffer(data[: len(data) // 2 * 2], "<i2") / np.float32(32768)
     return g711_levels(law)[np.frombuffer(data, np.uint8)] / np.float32(32768)
-
-
-def _read(value: Any, kind: Any, field: str) -> Any:
-    try:
-        return None if value is None else msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        path, problem = explain(str(error))
-        raise invalid(f"{field}.{path}" if path else field, problem) from error

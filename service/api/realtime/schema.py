@@ -66,7 +66,6 @@ Modalities = Annotated[list[Modality], Meta(min_length=1, max_length=2)]
 Tokens = Annotated[int, Meta(ge=1)] | Literal["inf"]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 Instructions = Annotated[str, Meta(max_length=65_536)]
-Refused = Annotated[Any, Meta(description="not supported: only a value that changes nothing is accepted")]
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
@@ -100,17 +99,6 @@ class RealtimeOutput(VoiceOptions, frozen=True, kw_only=True, forbid_unknown_fie
     """format, voice and speed are OpenAI's."""
 
     format: RealtimeFormat | None = None
-
-
-class RealtimeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Audio that clients send. transcription (RealtimeTranscription, or null: not told), format (RealtimeFormat) and
-    turn_detection (ServerVad, SemanticVad, or null: the client commits) are in force where a model that hears is
-    hosted; otherwise they are null, as is noise_reduction."""
-
-    format: Any = None
-    turn_detection: Any = UNSET
-    transcription: Any = UNSET
-    noise_reduction: Any = None
 
 
 class RealtimeTranscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -154,9 +142,27 @@ SEMANTIC_SILENCE = {"low": 1200, "medium": 700, "high": 400, "auto": 700}
 """Milliseconds by eagerness."""
 
 
-class RealtimeAudio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    input: RealtimeInput | None = None
+Detection = ServerVad | SemanticVad
+
+
+class RealtimeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Audio that clients send. transcription: null where transcripts are not told. turn_detection: null where the
+    client commits. Both are null where no model hears."""
+
+    format: RealtimeFormat | None = None
+    turn_detection: Detection | UnsetType | None = UNSET
+    transcription: RealtimeTranscription | UnsetType | None = UNSET
+
+
+DEAF = RealtimeInput(format=PCM, turn_detection=None, transcription=None)
+
+
+class ResponseAudio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     output: RealtimeOutput | None = None
+
+
+class RealtimeAudio(ResponseAudio, frozen=True, kw_only=True):
+    input: RealtimeInput | None = None
 
 
 Truncation = Literal["auto", "disabled"]
@@ -187,14 +193,12 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     modalities: Modalities | None = None
     instructions: Instructions | None = None
     max_output_tokens: Tokens | None = None
-    audio: RealtimeAudio | None = None
+    audio: ResponseAudio | None = None
     temperature: Temperature | None = None
     seed: Int64 | None = None
     tools: list[RealtimeTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    prompt: Refused = None
-    reasoning: Refused = None
 
 
 class SessionParams(Overrides, frozen=True, kw_only=True):
@@ -203,9 +207,8 @@ class SessionParams(Overrides, frozen=True, kw_only=True):
 
     type: Literal["realtime", "transcription"] = "realtime"
     model: str | None = None
+    audio: RealtimeAudio | None = None
     truncation: Truncation | None = None
-    tracing: Refused = None
-    include: Refused = None
 
 
 class ResponseParams(Overrides, frozen=True, kw_only=True):
@@ -223,7 +226,7 @@ class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     output_modalities: list[Modality]
     instructions: str = ""
     max_output_tokens: Tokens = "inf"
-    audio: RealtimeAudio
+    audio: ResponseAudio
     truncation: Truncation = "disabled"
     temperature: float | UnsetType = UNSET
     seed: int | UnsetType = UNSET
@@ -255,6 +258,7 @@ class RealtimeSession(RealtimeConfig, frozen=True, kw_only=True):
 
     id: str
     model: str
+    audio: RealtimeAudio
     type: Literal["realtime", "transcription"] = "realtime"
     object: Literal["realtime.session"] = "realtime.session"
 
@@ -398,7 +402,7 @@ class RealtimeResponse(msgspec.Struct, frozen=True, kw_only=True):
     conversation_id: str | None
     output_modalities: list[Modality]
     max_output_tokens: Tokens
-    audio: RealtimeAudio
+    audio: ResponseAudio
     metadata: Metadata | None = None
     status_details: StatusDetails | None = None
     usage: RealtimeUsage | None = None

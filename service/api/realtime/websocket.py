@@ -4,8 +4,6 @@ one response at a time, which runs beside the client's events."""
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -13,18 +11,16 @@ from fastapi import APIRouter, WebSocket
 from msgspec import UNSET
 
 from models.interfaces.errors import InputError
-from service.api.chat.schema import ChatRequestBody, Message
-from service.api.chat.spoken import check_audio
-from service.api.chat.tools import MAX_TOOLS, checked_tool_grammar, tool_use
+from service.api.chat.schema import Message
 from service.api.chat.turns import Turn
 from service.api.context import LARGE_BODY, ServerContext
 from service.api.engines.request_stream import EngineError
-from service.api.http.errors import ApiError, as_api_error, bad_request, invalid, renamed
+from service.api.http.errors import ApiError, as_api_error, bad_request, invalid
 from service.api.http.json_body import parse
 from service.api.http.middleware import RequestRecord
 from service.api.http.openapi import websocket
 from service.api.realtime import schema
-from service.api.realtime.answer import Answer, chat_tools, error_event
+from service.api.realtime.answer import Answer, error_event
 from service.api.realtime.conversation import (
     CONVERSATION,
     INPUT,
@@ -34,12 +30,10 @@ from service.api.realtime.conversation import (
     check_counts,
     check_pictures,
     created_item,
-    in_session,
-    max_items,
 )
 from service.api.realtime.listening import Ears
 from service.api.sockets import NOT_JSON, POLICY, Inbox, StreamClosed, run_session, send
-from service.hub.catalog import HostedModel
+from service.hub.catalog import HostedModel, Task
 from service.media.voice_activity import Boundary
 
 router = APIRouter()
@@ -77,12 +71,9 @@ class Session:
         self._answer: Answer | None = None
         hosted = context.catalog.of_task("transcription")
         self._ears = None if hosted is None else Ears(context, record, hosted, self._tell)
-        heard = schema.RealtimeInput(
-            format=schema.PCM, turn_detection=self._ears and self._ears.detection, transcription=None
-        )
         self._config = schema.RealtimeConfig(
             output_modalities=["audio" if _speaks(context) else "text"],
-            audio=schema.RealtimeAudio(input=heard, output=schema.RealtimeOutput(format=schema.PCM)),
+            audio=schema.ResponseAudio(output=schema.RealtimeOutput(format=schema.PCM)),
         )
         self._turn: asyncio.Task[None] | None = None
         """Writes down what was said in the last turn, and answers it."""
@@ -100,7 +91,7 @@ class Session:
         self._context.require_ready()
         self._model = self._requested_model()
         if self._ears is not None and self._transcribes:
-            self._ears.model, self._ears.tells = self._model, True
+            self._ears.model = self._model
         await self._tell("session.created", session=self._shown)
         while True:
             answer, turn = self._answer, self._turn
@@ -122,6 +113,8 @@ class Session:
     @property
     def _shown(self) -> schema.RealtimeSession:
         fields = {name: getattr(self._config, name) for name in self._config.__struct_fields__}
+        heard = schema.DEAF if self._ears is None else self._ears.configuration
+        fields["audio"] = schema.RealtimeAudio(input=heard, output=self._config.output)
         kind: Literal["realtime", "transcription"] = "transcription" if self._transcribes else "realtime"
         return schema.RealtimeSession(id=self._id, model=self._model.name, type=kind, **fields)
 
@@ -131,15 +124,14 @@ class Session:
 
     def _requested_model(self) -> HostedModel:
         query = self._socket.query_params
-        transcribes = query.get("intent") == "transcription"
-        if (transcribes and self._ears is None) or "call_id" in query:
-            field = "call_id" if "call_id" in query else "intent"
-            raise invalid(field, f"not supported: {schema.NO_RECOGNITION}", "unsupported_parameter")
-        if self._ears is not None and transcribes and "model" not in query:
-            return self._ears.model
-        if "model" not in query:
-            raise invalid("model", "required in the query, as in /v1/realtime?model=NAME")
-        return self._context.model(query["model"], "transcription" if transcribes else "chat", self._record)
+        task: Task = "transcription" if query.get("intent") == "transcription" else "chat"
+        if task == "transcription" and self._ears is None:
+            raise invalid("intent", f"not supported: {schema.NO_RECOGNITION}", "unsupported_parameter")
+        if "model" in query:
+            return self._context.model(query["model"], task, self._record)
+        if task == "transcription":
+            return self._hearing.model
+        raise invalid("model", "required in the query, as in /v1/realtime?model=NAME")
 
     async def _take(self, raw: str | bytes) -> None:
         """Handle one event. Errors are reported to the client, and the session goes on."""
@@ -250,7 +242,6 @@ class Session:
         if self._transcribes:
             previous, self._heard_last = self._heard_last, item.id
         else:
-            self._conversation.check_room(item)
             previous = self._conversation.add(item)
         self._speech_id = None
         placed: dict[str, Any] = {"previous_item_id": previous}
@@ -260,13 +251,12 @@ class Session:
         detection = None if end_ms is None else self._hearing.detection
         self._turn = asyncio.create_task(self._write_down(item, self._hearing.take(end_ms), detection))
 
-    async def _write_down(
-        self, item: schema.ConversationItem, data: bytes, detection: schema.ServerVad | schema.SemanticVad | None
-    ) -> None:
+    async def _write_down(self, item: schema.ConversationItem, data: bytes, detection: schema.Detection | None) -> None:
         """A turn that was detected is answered, unless nothing was said in it, or somebody speaks again. detection: as
         it was at the end of the turn; None: the client ended it."""
         id, detected = str(item.id), detection is not None
-        text = await self._hearing.transcribe(id, data, live=self._transcribes and not detected)
+        told = self._transcribes or self._hearing.options is not None
+        text = await self._hearing.transcribe(id, data, told=told, live=self._transcribes and not detected)
         if self._transcribes or id not in self._conversation:
             return
         if detected and not text:
@@ -294,27 +284,21 @@ class Session:
         if len(raw) > MAX_UPDATE:
             raise invalid("session", f"too long: {len(raw)} bytes given, at most {MAX_UPDATE} allowed")
         fields = parse(raw, dict[str, Any])
-        session = fields.get("session")
-        hears = self._ears is not None
-        unsupported = take_unsupported(session, "session", hears=hears) if isinstance(session, dict) else []
+        session, hears = fields.get("session"), self._ears is not None
+        unsupported = take_unsupported(session, hears=hears) if isinstance(session, dict) else []
         given = parse(msgspec.json.encode(fields), schema.SessionUpdate).session
-        if given.type == "transcription" and hears and not self._transcribes:
-            raise invalid("session.type", "cannot be changed; connect with ?intent=transcription")
-        if given.type == "transcription" and not hears:
-            raise invalid("session.type", f"must be realtime: {schema.NO_RECOGNITION}", "unsupported_parameter")
+        if given.type == "transcription" and not self._transcribes:
+            problem = "cannot be changed; connect with ?intent=transcription"
+            raise invalid("session.type", problem if hears else f"must be realtime: {schema.NO_RECOGNITION}")
         if given.model is not None and self._context.catalog.get(given.model) is not self._model:
             raise invalid("session.model", "cannot be changed; open another connection")
-        config = updated(self._config, given, "session", hears=hears)
+        config = updated(self._config, given, "session")
         if config.spoken and not self._context.catalog.of_kind("speech"):
             unsupported.append(_unsupported("session.output_modalities", "no speech model is served"))
             config = msgspec.structs.replace(config, output_modalities=["text"])
-        await check_update(self._context, given, config, self._record.client)
         # Last, since it takes effect at once.
         if self._ears is not None and given.audio is not None and given.audio.input is not None:
-            assert config.audio.input is not None  # since the session began
-            heard = self._ears.configure(given.audio.input, config.audio.input)
-            config = msgspec.structs.replace(config, audio=msgspec.structs.replace(config.audio, input=heard))
-            self._ears.tells = self._ears.tells or self._transcribes
+            self._ears.configure(given.audio.input)
             self._speech_id = self._speech_id if self._ears.speaking else None
         self._config = config
         self._context.field_warnings.warn("session.update", (field.param for field in unsupported))
@@ -324,7 +308,7 @@ class Session:
         check_counts([event.item], "item")
         item = created_item(event.item, "item")
         self._conversation.check_room(item)
-        await check_pictures(self._context, self._model.chat_processor, item, "item", self._record.client)
+        await check_pictures(self._context, self._model.chat_processor, item, self._record.client)
         previous = self._conversation.add(item, event.previous_item_id)
         for type in ("conversation.item.added", "conversation.item.done"):
             await self._tell(type, size, item=item, previous_item_id=previous)
@@ -343,9 +327,8 @@ class Session:
         self._unanswered = False
         config = updated(self._config, given, "response")
         kept = given.conversation != "none"
-        if kept and len(conversation) >= max_items():
-            message = f"The conversation is full: at most {max_items()} items allowed. Delete some."
-            raise bad_request(message, code="conversation_full")
+        if kept and conversation.full:
+            raise bad_request("The conversation is full; delete some items.", code="conversation_full")
         turns = self._turns(config, given)
         record = RequestRecord(
             self._record.request_id, "realtime", context.admission.ticket("realtime"), self._record.client
@@ -422,78 +405,30 @@ def _speaks(context: ServerContext) -> bool:
     return len(hosted) == 1 or bool(hosted and context.settings.spoken_answer_model)
 
 
-TRANSCRIPTION, DETECTION = "audio.input.transcription", "audio.input.turn_detection"
-IDLE_TIMEOUT = "idle_timeout_ms"
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "tracing": ({},),
-    "prompt": ({},),
-    "include": ([],),
-    "reasoning": ({},),
-    DETECTION: (False,),
-    TRANSCRIPTION: (),
-    "audio.input.noise_reduction": (),
-}
-"""Unsupported fields of a session, with the values beside null that change nothing and are accepted."""
-NESTED: dict[str, type[msgspec.Struct]] = {
-    "audio": schema.RealtimeAudio,
-    "audio.input": schema.RealtimeInput,
-    "audio.output": schema.RealtimeOutput,
-}
-"""Objects of a session in which unsupported fields are looked for."""
-HEARING = {
-    TRANSCRIPTION: schema.RealtimeTranscription.__struct_fields__,
+AUDIO_INPUT = "session.audio.input"
+DETECTION, TRANSCRIPTION = f"{AUDIO_INPUT}.turn_detection", f"{AUDIO_INPUT}.transcription"
+OF_HEARING = (DETECTION, TRANSCRIPTION)
+"""Objects that are in force where a model that hears is hosted."""
+FIELDS = {
+    "session": schema.SessionParams.__struct_fields__,
+    "session.audio": schema.RealtimeAudio.__struct_fields__,
+    AUDIO_INPUT: schema.RealtimeInput.__struct_fields__,
+    "session.audio.output": schema.RealtimeOutput.__struct_fields__,
     DETECTION: ("type", *schema.ServerVad.__struct_fields__, *schema.SemanticVad.__struct_fields__),
+    TRANSCRIPTION: schema.RealtimeTranscription.__struct_fields__,
 }
-"""Fields of the objects that are in force where a model that hears is hosted."""
+"""Of the objects of a session.update, by path."""
+SAYS_NOTHING: tuple[Any, ...] = (None, False, {}, [])
+"""Values with which unsupported fields are left out without a word."""
 OTHER_TOOLS = ("mcp", "web_search", "file_search", "code_interpreter")
-MAX_PATH = 100
+MAX_NAME = 100
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-async def check_update(
-    context: ServerContext, given: schema.SessionParams, config: schema.RealtimeConfig, client: str
-) -> None:
-    """ApiError names the field that no response could use. given: the fields that the client sets. config: with them.
-    client: identifies the client, since clients take turns at the check of grammars."""
-    with renamed(lambda error: in_session(error, "session")):
-        output = None if given.audio is None else given.audio.output
-        named = () if output is None else (output.model, output.voice, output.inference_timesteps)
-        if any(value is not None for value in named):
-            check_audio(context, config.speech, client)
-        await _check_tools(context, given, config, client)
-
-
-async def _check_tools(
-    context: ServerContext, given: schema.SessionParams, config: schema.RealtimeConfig, client: str
-) -> None:
-    """A choice of the session that a later update may still provide with tools is left to the response."""
-    named = given.tool_choice if isinstance(given.tool_choice, schema.RealtimeToolChoice) else None
-    if given.tools is None and named is None:
-        return
-    fields = chat_tools(msgspec.structs.replace(config, tool_choice=named or "auto"))
-    body = ChatRequestBody(model="", messages=[Message("user", "")], **fields)
-    use = await context.in_thread(partial(tool_use, body))
-    if use is None or given.tools is None:
-        return
-    try:
-        await checked_tool_grammar(context.grammars, replace(use, callable=use.tools, forced=False), client)
-    except ApiError as error:
-        if error.status < 500:  # if the server is busy, the response is checked
-            raise
-
-
-def updated(
-    config: schema.RealtimeConfig, given: schema.Overrides, field: str, *, hears: bool = False
-) -> schema.RealtimeConfig:
+def updated(config: schema.RealtimeConfig, given: schema.Overrides, field: str) -> schema.RealtimeConfig:
     """The configuration with the fields that `given` sets, but those of the audio that is heard. ApiError names the
-    unsupported field below `field`."""
-    hearing = None if given.audio is None else given.audio.input
-    fields = {"prompt": given.prompt, "reasoning": given.reasoning, "audio": {"input": msgspec.to_builtins(hearing)}}
-    for refused in take_unsupported(fields, field, hears=hears):
-        raise bad_request(refused.message, refused.param, "unsupported_parameter")
-    if given.tools is not None and len(given.tools) > MAX_TOOLS:
-        raise invalid(f"{field}.tools", f"too many: {len(given.tools)} given, at most {MAX_TOOLS} allowed")
+    format that is not supported below `field`."""
     output = config.output
     if given.audio is not None and given.audio.output is not None:
         output = _overlaid(output, given.audio.output)
@@ -503,7 +438,7 @@ def updated(
     modalities = given.output_modalities or given.modalities or config.output_modalities
     return msgspec.structs.replace(
         _overlaid(config, given),
-        audio=msgspec.structs.replace(config.audio, output=output),
+        audio=schema.ResponseAudio(output=output),
         output_modalities=["audio" if "audio" in modalities else "text"],
     )
 
@@ -513,45 +448,36 @@ def _overlaid(base: T, given: msgspec.Struct) -> T:
     return msgspec.structs.replace(base, **{name: value for name, value in values.items() if value is not None})
 
 
-def take_unsupported(given: dict[str, Any], field: str, *, hears: bool = False) -> list[schema.UnsupportedField]:
-    """Remove what this server does not support from the JSON of a session's fields. field: the path of the session.
-    hears: a model that hears is hosted."""
+def take_unsupported(values: dict[str, Any], *, hears: bool, path: str = "session") -> list[schema.UnsupportedField]:
+    """Remove what this server does not support from the JSON of the object at `path`. hears: a model that hears is
+    hosted."""
     taken = []
-
-    def refuse(path: str, reason: str) -> None:
-        taken.append(_unsupported(f"{field}.{path}", reason))
-
-    def look(values: dict[str, Any], kind: type[msgspec.Struct], below: str = "") -> None:
-        """kind: the type of the values, which are at the path `below`."""
-        for name, value in list(values.items()):
-            path = f"{below}{name}"
-            if value is None:
-                if name not in kind.__struct_fields__:  # it says nothing
-                    del values[name]
-            elif path == "tools" and isinstance(value, list):
-                foreign = [isinstance(tool, dict) and tool.get("type") in OTHER_TOOLS for tool in value]
-                for place in (n for n, other in enumerate(foreign) if other):
-                    refuse(f"tools[{place}]", "only functions are supported")
-                values[name] = [tool for tool, other in zip(value, foreign, strict=True) if not other]
-            elif path == "truncation" and isinstance(value, dict):
-                refuse(path, "must be auto or disabled; a retention ratio is not supported")
-                del values[name]
-            elif path in NESTED and isinstance(value, dict):
-                look(value, NESTED[path], f"{path}.")
-            elif name not in kind.__struct_fields__:
-                refuse(path[:MAX_PATH], "there is no such field")
-                del values[name]
-            elif hears and path in HEARING:
-                for key in [key for key in value if key not in HEARING[path]] if isinstance(value, dict) else ():
-                    if value.pop(key) is not None:
-                        reason = "must be null" if key == IDLE_TIMEOUT else "there is no such field"
-                        refuse(f"{path}.{key[:MAX_PATH]}", reason)
-            elif path in UNSUPPORTED and not any(value == harmless for harmless in UNSUPPORTED[path]):
-                deaf = "must be null" if hears else f"must be null: {schema.NO_RECOGNITION}"
-                refuse(path, deaf if below else "not supported by this server")
-                del values[name]
-
-    look(given, schema.SessionParams)
+    for name, value in list(values.items()):
+        at = f"{path}.{name[:MAX_NAME]}"
+        reason = "not supported by this server"
+        if at in OF_HEARING and not hears:
+            reason = f"must be null: {schema.NO_RECOGNITION}"
+        elif at == DETECTION and value is False:  # as Pipecat writes it
+            values[name] = None
+            continue
+        elif at in FIELDS and isinstance(value, dict):
+            taken += take_unsupported(value, hears=hears, path=at)
+            continue
+        elif at == "session.tools" and isinstance(value, list):
+            values[name] = []
+            for number, tool in enumerate(value):
+                if isinstance(tool, dict) and tool.get("type") in OTHER_TOOLS:
+                    taken.append(_unsupported(f"{at}[{number}]", "only functions are supported"))
+                else:
+                    values[name].append(tool)
+            continue
+        elif at == "session.truncation" and isinstance(value, dict):
+            reason = "must be auto or disabled; a retention ratio is not supported"
+        elif name in FIELDS[path]:
+            continue
+        del values[name]
+        if value not in SAYS_NOTHING:
+            taken.append(_unsupported(at, reason))
     return taken
 
 

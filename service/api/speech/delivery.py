@@ -16,7 +16,7 @@ import numpy as np
 from models.interfaces.processor import SpeechProcessor
 from service.api.context import ServerContext
 from service.api.engines.request_stream import RequestStream
-from service.api.speech.hearing import AUDIBLE, word_times
+from service.api.speech.hearing import audible, word_times
 from service.api.speech.request import SpeechJob
 from service.api.speech.schema import CaptionWord, SpeechAudioSegment
 from service.api.spoken_text.text_splitting import spoken_length, words_of
@@ -182,37 +182,28 @@ class AudioFeed:
 @dataclass(eq=False)
 class Captions:
     """When each segment is heard, counted in samples, and when its words are: estimated, or found by a hosted aligner
-    while later audio goes on. lines: of the segments; may grow. granularities: timestamp_granularities. kind: type of
-    the events."""
+    while later audio goes on. lines: of the segments. granularities: timestamp_granularities."""
 
     context: ServerContext
     job: SpeechJob
     lines: Sequence[Line]
     granularities: frozenset[str]
-    kind: type[SpeechAudioSegment] = SpeechAudioSegment
     _samples: int = 0
-    _start: int | None = None
-    """Sample at which the current segment begins."""
-    _audible: tuple[int, int] | None = None
-    """Samples from the first to the last audible one of the current segment."""
+    """Those before the current segment."""
     _audio: list[np.ndarray] = field(default_factory=list)
+    """The current segment's."""
     _made: deque[asyncio.Task[SpeechAudioSegment]] = field(default_factory=deque)
 
     def add(self, chunk: AudioChunk) -> None:
-        start, self._samples = self._samples, self._samples + len(chunk.audio)
         if chunk.silent:
+            self._samples += len(chunk.audio)
             return
-        self._start = start if self._start is None else self._start
         self._audio.append(chunk.audio)
-        loud = np.flatnonzero(np.abs(chunk.audio) >= AUDIBLE)
-        if len(loud):
-            first = start + int(loud[0]) if self._audible is None else self._audible[0]
-            self._audible = first, start + int(loud[-1]) + 1
         if chunk.segment_done:
-            caption = self._caption(chunk.segment, self._start)
-            self._made.append(asyncio.create_task(self._timed(caption, np.concatenate(self._audio))))
+            audio, self._audio = np.concatenate(self._audio), []
+            self._made.append(asyncio.create_task(self._timed(self._caption(chunk.segment, audio), audio)))
             self.context.keep_task(self._made[-1])
-            self._start, self._audible, self._audio = None, None, []
+            self._samples += len(audio)
 
     async def take(self, *, rest: bool = False) -> list[SpeechAudioSegment]:
         """Return the captions that are complete, in order, and were not taken yet. rest: wait for the others, too."""
@@ -231,11 +222,13 @@ class Captions:
         exact = tuple(CaptionWord(one.word, next(heard), next(heard), estimated=False) for one in words)
         return msgspec.structs.replace(caption, words=exact)
 
-    def _caption(self, index: int, start: int) -> SpeechAudioSegment:
-        text = self.job.spoken(index, self.lines[index].text)
-        begin, end = (start, self._samples) if self._audible is None else self._audible
-        words = self._words(text, begin, end) if "word" in self.granularities else None
-        return self.kind(index, start / self.job.heard_rate, self._samples / self.job.heard_rate, text, words)
+    def _caption(self, index: int, audio: np.ndarray) -> SpeechAudioSegment:
+        text, start, rate = self.job.spoken(index, self.lines[index].text), self._samples, self.job.heard_rate
+        words = None
+        if "word" in self.granularities:
+            begin, end = audible(audio) or (0, len(audio))
+            words = self._words(text, start + begin, start + end)
+        return SpeechAudioSegment(index, start / rate, (start + len(audio)) / rate, text, words)
 
     def _words(self, text: str, begin: int, end: int) -> tuple[CaptionWord, ...]:
         """Words share the samples from begin to end by their length."""

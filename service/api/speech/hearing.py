@@ -37,6 +37,12 @@ MOST_TRAILING = 1.0
 NO_WORD = re.compile(r"[^\w'’]|_")
 
 
+def audible(audio: np.ndarray) -> tuple[int, int] | None:
+    """The samples from the first to the last audible one of float32 [n]; None where there is none."""
+    loud = np.flatnonzero(np.abs(audio) >= AUDIBLE)
+    return (int(loud[0]), int(loud[-1]) + 1) if len(loud) else None
+
+
 def word_errors(text: str, transcript: str, *, noise: bool = False) -> Counter[str]:
     """Deletions, insertions and substitutions of words, without case and punctuation, and with numbers in words;
     "failed" is 1 if the transcript does not say what the text says. noise: sound behind the last word, which counts as
@@ -74,8 +80,8 @@ async def segment_errors(context: ServerContext, job: SpeechJob, text: str, audi
     except (EngineError, InputError):
         return Counter(unavailable=1)
     raw = processor.detokenize([token for delta in deltas for token in delta.token_ids])
-    times, loud = await word_times(context, job, text, audio), np.flatnonzero(np.abs(audio) >= AUDIBLE)
-    noise = times is not None and len(loud) > 0 and float(loud[-1]) / rate - times[-1][1] > MOST_TRAILING
+    times, heard = await word_times(context, job, text, audio), audible(audio)
+    noise = times is not None and heard is not None and heard[1] / rate - times[-1][1] > MOST_TRAILING
     return word_errors(text, hears.transcript(raw.decode(errors="replace")).text, noise=noise)
 
 

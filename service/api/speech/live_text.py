@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from models.interfaces.errors import InputError
 from service.api.context import ServerContext
@@ -62,18 +62,60 @@ class ScriptReader:
         return [cleaned for part in cut if speakable(cleaned := clean_text(part).strip())]
 
 
-def read_script(job: SpeechJob, text: str) -> Script:
-    """Read a whole text. InputError names what does not fit."""
-    reader, script = ScriptReader(job), Script()
-    for part in reader.feed(text, final=True):
-        script.add(part)
-    if reader.error is not None:
-        raise reader.error
-    if reader.lexicon_full:
-        raise InputError("lexicon", f"makes the text more than {MAX_GROWTH} characters longer")
-    if not script.lines:
-        raise InputError("input", f"nothing to speak: {_reason(text)}")
-    return script
+class SpokenText:
+    """A text, read in chunks: its script, and its segments for the engine. most: characters of it as it is spoken.
+    ssml, first: of ScriptReader."""
+
+    def __init__(self, job: SpeechJob, most: int, *, ssml: bool = True, first: Granularity | None = None) -> None:
+        self.script = Script()
+        self.transcript_ids: tuple[int, ...] = ()
+        """Of SpeechJob.request."""
+        self.error: InputError | None = None
+        """Why the first part of the last chunk that cannot be spoken cannot; the others are."""
+        self._job = job
+        self._most = most
+        self._characters = 0
+        self._control = ""
+        self._reader = ScriptReader(job, ssml=ssml, first=first)
+
+    @property
+    def speakable(self) -> bool:
+        return self._reader.speakable
+
+    def feed(self, text: str, *, final: bool) -> list[SpeechSegment]:
+        """Return the segments that are complete. final: a segment ends here."""
+        segments, error = list[SpeechSegment](), None
+        for part in self._reader.feed(text, final=final):
+            try:
+                if isinstance(part, str):
+                    segments.append(self._segment(part))
+                self.script.add(part)
+            except InputError as refused:
+                error = error or refused
+        self.error = self._reader.error or error
+        return segments
+
+    def whole(self, text: str) -> list[SpeechSegment]:
+        """Read all of it. InputError names what does not fit."""
+        segments = self.feed(text, final=True)
+        if self._reader.lexicon_full:
+            raise InputError("lexicon", f"makes the text more than {MAX_GROWTH} characters longer")
+        if self.error is not None:
+            raise self.error
+        if not segments:
+            raise InputError("input", f"nothing to speak: {_reason(text)}")
+        return segments
+
+    def _segment(self, text: str) -> SpeechSegment:
+        """The description in front of the first text is repeated in front of each later one."""
+        self._characters += len(text)
+        if self._characters > self._most:
+            raise SpokenTooLong("input", f"as it is spoken, the text has more than {self._most} characters")
+        segment = self._job.segment(self._control + text)
+        if not self.script.lines:
+            self.transcript_ids = self._job.transcript_ids(text)
+            self._control = self._job.control_of(text)
+        return segment
 
 
 def _reason(text: str) -> str:
@@ -100,70 +142,39 @@ class LiveText:
     feed: asyncio.Future[AudioFeed | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Done with the first segment; None when the text ends without one."""
     complete: bool = False
-    script: Script = field(default_factory=Script)
     given: float = -math.inf
     """time.monotonic() when text of which something is to be spoken was last given."""
-    _characters: int = 0
-    _control: str = ""
-    _transcript: tuple[int, ...] = ()
     _segments: list[SpeechSegment] = field(default_factory=list)
     """Complete segments that the engine does not have yet."""
     _request_id: str = ""
     _ended: bool = False
 
     def __post_init__(self) -> None:
-        self._reader = ScriptReader(self.job, ssml=self.ssml, first=self.first)
+        most = max_spoken_chars(self.context, live=self.live)
+        self._text = SpokenText(self.job, most, ssml=self.ssml, first=self.first)
+
+    @property
+    def script(self) -> Script:
+        return self._text.script
 
     async def write(self, text: str, *, last: bool, pause: bool = False) -> None:
         """Add text. pause: something else follows before more text, so a segment ends here. InputError if a segment
         cannot be spoken; the others are, and the text continues."""
         self.complete = last
         begun = len(self.script.lines)
-        small = len(text) <= SMALL_TEXT
-        final = last or pause
-        parts = self._read(text, final) if small else await self.context.in_thread(lambda: self._read(text, final))
-        if sum(len(part) for part in parts if isinstance(part, str)) <= SMALL_TEXT:
-            error = self._tokenize(parts)
-        else:
-            error = await self.context.in_thread(lambda: self._tokenize(parts))
-        if lines := self.script.lines[begun:]:
-            self.given = time.monotonic()
+        feed = partial(self._text.feed, text, final=last or pause)
+        segments = feed() if len(text) <= SMALL_TEXT else await self.context.in_thread(feed)
+        self._segments += segments
+        lines = self.script.lines[begun:]
+        if lines:
             spoken = sum(len(line.text) for line in lines)
             self.context.metrics.observe("speech_characters_total", spoken, model=self.job.model.name)
+        if lines or self._text.speakable:
+            self.given = time.monotonic()
         if not self._ended:
             self._submit(last)
-        if (error := self._reader.error or error) is not None:
-            raise error
-
-    def _read(self, text: str, final: bool) -> list[str | float]:
-        parts = self._reader.feed(text, final=final)
-        if self._reader.speakable:
-            self.given = time.monotonic()
-        return parts
-
-    def _tokenize(self, parts: Sequence[str | float]) -> InputError | None:
-        """Add these parts to the script. The description in front of the first text is repeated in front of each later
-        one. Returns why a segment cannot be spoken."""
-        refused = None
-        for part in parts:
-            try:
-                if isinstance(part, str):
-                    self._add_segment(part)
-                self.script.add(part)
-            except InputError as error:
-                refused = refused or error
-        return refused
-
-    def _add_segment(self, text: str) -> None:
-        most = max_spoken_chars(self.context, live=self.live)
-        self._characters += len(text)
-        if self._characters > most:
-            raise SpokenTooLong("text", f"as it is spoken, the text has more than {most} characters")
-        segment = self.job.segment(self._control + text)
-        if not self.script.lines:
-            self._transcript = self.job.transcript_ids(text)
-            self._control = self.job.control_of(text)
-        self._segments.append(segment)
+        if self._text.error is not None:
+            raise self._text.error
 
     def _submit(self, last: bool) -> None:
         segments, self._segments = tuple(self._segments), []
@@ -174,7 +185,12 @@ class LiveText:
             job, context = self.job, self.context
             self.arrival = time.monotonic() if self.arrival is None else self.arrival
             request = job.request(
-                segments, self._transcript, live=self.live, open=not last, arrival=self.arrival, number=self.number
+                segments,
+                self._text.transcript_ids,
+                live=self.live,
+                open=not last,
+                arrival=self.arrival,
+                number=self.number,
             )
             self._request_id = request.request_id
             self.feed.set_result(AudioFeed(context, job, request, self.script, context.speech_ahead))

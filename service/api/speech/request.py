@@ -27,8 +27,6 @@ MAX_WHOLE_CHARS = 4096
 is held in memory."""
 SPOKEN_GROWTH = 2
 """How many times its limit a text may have once its numbers have become words."""
-MAX_WORDED_CHARS = SPOKEN_GROWTH * MAX_WHOLE_CHARS
-"""MAX_WHOLE_CHARS once numbers have become words."""
 
 
 class SpokenTooLong(InputError):

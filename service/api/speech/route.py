@@ -20,7 +20,6 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
-from models.interfaces.errors import InputError
 from service.api.context import ServerContext, post
 from service.api.engines.request_stream import EngineError, step_report
 from service.api.http.errors import invalid
@@ -29,17 +28,9 @@ from service.api.http.streaming import EVENT_STREAM, KEEP_ALIVE, LiveResponse, e
 from service.api.speech import schema
 from service.api.speech.delivery import AudioChunk, AudioFeed, Captions, Delivery, Script
 from service.api.speech.hearing import segment_errors
-from service.api.speech.live_text import read_script
-from service.api.speech.request import (
-    MAX_WHOLE_CHARS,
-    MAX_WORDED_CHARS,
-    RETRIES,
-    SMALL_TEXT,
-    SpeechJob,
-    max_spoken_chars,
-    prepare,
-)
-from service.link.messages import SpeechRequest
+from service.api.speech.live_text import SpokenText
+from service.api.speech.request import MAX_WHOLE_CHARS, RETRIES, SMALL_TEXT, SpeechJob, max_spoken_chars, prepare
+from service.link.messages import SpeechRequest, SpeechSegment
 from service.media.audio_formats import FORMATS, content_type
 from service.media.audio_out import StreamingEncoder
 
@@ -112,17 +103,19 @@ async def _prepare(context: ServerContext, body: schema.SpeechRequestBody, recor
     live = body.stream is not False
     job = await prepare(context, body, record, default_format="mp3", default_granularity="none")
 
-    def read() -> tuple[Script, str, SpeechRequest]:
-        script = read_script(job, body.input)
-        _check_length(script, max_spoken_chars(context, live=True), whole=not live)
-        return script, script.unspoken(job.processor), _engine_request(job, script, live=live)
+    text = SpokenText(job, max_spoken_chars(context, live=live))
+
+    def read() -> tuple[list[SpeechSegment], str]:
+        return text.whole(body.input), text.script.unspoken(job.processor)
 
     small = len(body.input) + len(job.speaker.transcript) <= SMALL_TEXT
-    script, unspoken, request = read() if small else await context.in_thread(read)
+    segments, unspoken = read() if small else await context.in_thread(read)
+    script = text.script
+    request = job.request(segments, text.transcript_ids, live=live, open=False, arrival=record.arrival)
     context.metrics.observe("speech_characters_total", script.characters, model=job.model.name)
     context.metrics.observe("request_input_tokens", _tokens(request), model=job.model.name)
     record.notes["segments"] = len(script.lines)
-    patches = sum(segment.max_patches for segment in request.segments)
+    patches = sum(segment.max_patches for segment in segments)
     seconds = patches * job.processor.samples_per_patch / job.heard_rate + script.pauses
     follower = Captions(context, job, script.lines, captions) if captions else None
     return PreparedSpeech(
@@ -159,24 +152,6 @@ def _check_fields(context: ServerContext, body: schema.SpeechRequestBody) -> Non
         raise invalid("verify", "requires stream: false")
     if body.verify and context.catalog.of_task("transcription") is None:
         raise invalid("verify", "not supported: no speech recogniser is hosted here", "unsupported_parameter")
-
-
-def _check_length(script: Script, max_spoken: int, *, whole: bool) -> None:
-    """InputError for a text that is too long as it is spoken. whole: the answer is not streamed."""
-    length = script.characters
-    if length > max_spoken:
-        raise InputError("input", f"as it is spoken, the text has {length} characters, at most {max_spoken} allowed")
-    if whole and length > MAX_WORDED_CHARS:
-        reason = f"with its numbers in words the text has {length} characters, at most {MAX_WORDED_CHARS} allowed"
-        raise InputError("stream", f"cannot be false for this text: {reason}")
-
-
-def _engine_request(job: SpeechJob, script: Script, *, live: bool) -> SpeechRequest:
-    """The request of a whole text. A description in front of the first segment is repeated in front of the others."""
-    first, *others = (line.text for line in script.lines)
-    control = job.control_of(first)
-    segments = [job.segment(first), *(job.segment(control + text) for text in others)]
-    return job.request(segments, job.transcript_ids(first), live=live, open=False, arrival=job.record.arrival)
 
 
 def _encoded(context: ServerContext, speech: PreparedSpeech) -> AsyncGenerator[bytes]:

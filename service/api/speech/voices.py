@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import secrets
 import unicodedata
@@ -17,7 +16,6 @@ from starlette.responses import Response
 from models.checkpoints.lora_folders import adapter_folders
 from models.interfaces.errors import CheckpointError, InputError
 from service.api.context import ServerContext, context_of
-from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, invalid
 from service.api.http.form import parse_form, text_field
 from service.api.http.middleware import record_of
@@ -31,8 +29,6 @@ from service.media.reference_audio import level_reference
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings
 from service.voices import ID, Voice, VoiceStoreError, is_name, name_key
-
-log = logging.getLogger(__name__)
 
 
 def lora_voices(settings: Settings, catalog: Catalog, reserved: Collection[str]) -> dict[str, str]:
@@ -61,43 +57,6 @@ def lora_voices(settings: Settings, catalog: Catalog, reserved: Collection[str])
             raise SettingsError(f"lora_voices: {voices[key]!r} and {folder.name!r} are the same name")
         voices[key] = folder.name
     return voices
-
-
-LOOKING_INTERVAL = 0.25
-"""Seconds between two checks whether the server has anything else to do."""
-
-
-async def make_voices(context: ServerContext) -> None:
-    """Make, or read from disk, the built-in voices, one after another and only while the server answers no
-    request. A voice that fails is made at its first use."""
-    models = context.catalog.of_kind("speech")
-    if not models:
-        return
-    wanted = {(model.name, name): model for name in names(context) for model in models}
-    context.voices_left = len(wanted)
-    try:
-        await context.engine.wait_ready()
-    except EngineError:
-        return  # the server ends, and says why
-    for (model_name, name), model in wanted.items():
-        await _idle(context)
-        try:
-            await speaker.named_reference(context, model, name, speaker.OPENAI_VOICES.get(name, ""))
-        except (ApiError, EngineError) as error:
-            log.warning("the built-in voice %s of %s is made when it is asked for: %s", name, model_name, error)
-        context.voices_left -= 1
-
-
-def names(context: ServerContext) -> tuple[str, ...]:
-    return (speaker.DEFAULT_VOICE, *speaker.OPENAI_VOICES) if context.settings.fixed_voices == "at_start" else ()
-
-
-async def _idle(context: ServerContext) -> None:
-    """Wait until no request is in progress in any process of the server."""
-    while True:
-        if context.ready and context.admission.idle:
-            return
-        await asyncio.sleep(LOOKING_INTERVAL)
 
 
 router = APIRouter()

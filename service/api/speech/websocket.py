@@ -26,10 +26,10 @@ from service.api.http.json_body import parse
 from service.api.http.middleware import RequestRecord
 from service.api.http.openapi import websocket
 from service.api.sockets import POLICY, Inbox, StreamClosed, run_session, send
-from service.api.speech.delivery import AudioFeed, Captions, Delivery
+from service.api.speech.delivery import AudioFeed, Delivery
 from service.api.speech.live_text import LiveText
 from service.api.speech.request import SpeechJob, prepare
-from service.api.speech.schema import Granularities, SpeechAudioSegment, SpeechOptions
+from service.api.speech.schema import Granularities, SpeechOptions
 from service.media.audio_out import StreamingEncoder
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ MAX_TEXT = 128 << 10
 
 
 class SessionConfig(SpeechOptions, frozen=True, kw_only=True, tag_field="type", tag="session.config"):
-    """timestamp_granularities: an audio.segment for each segment, with its words if "word" is among them."""
+    """timestamp_granularities: refused; audio.start and audio.done say where segments begin and end."""
 
     timestamp_granularities: Granularities | None = None
 
@@ -82,10 +82,6 @@ class AudioDone(msgspec.Struct, frozen=True, tag_field="type", tag="audio.done")
     finish_reason: Literal["stop", "length"] = "stop"
 
 
-class AudioSegment(SpeechAudioSegment, frozen=True, omit_defaults=True, tag_field="type", tag="audio.segment"):
-    """When a segment is heard, in seconds from the beginning of the utterance's audio."""
-
-
 class SessionDone(msgspec.Struct, frozen=True, tag_field="type", tag="session.done"):
     """finish_reason: "length" where a segment ended at its cap."""
 
@@ -102,7 +98,7 @@ class SocketError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
     retry_after: float | None = None
 
 
-ServerMessage = AudioStart | AudioDone | AudioSegment | SessionDone | SocketError
+ServerMessage = AudioStart | AudioDone | SessionDone | SocketError
 
 
 PATH = "/v1/audio/speech/stream"
@@ -122,7 +118,6 @@ class Session:
         self._socket = socket
         self._record = record
         self._job: SpeechJob | None = None
-        self._captions = frozenset[str]()
         self._utterance: Utterance | None = None
         self._number = 0
         self._active = time.monotonic()
@@ -147,7 +142,23 @@ class Session:
     async def _take(self, raw: str | bytes) -> None:
         """Handle a message. Errors are reported to the client, and the session goes on."""
         try:
-            await self._handle(raw)
+            match message := parse(raw, ClientMessage):
+                case SessionConfig():
+                    if message.timestamp_granularities:
+                        problem = "not supported here: request speech with stream_format: sse for captions"
+                        raise invalid("timestamp_granularities", problem, "unsupported_parameter")
+                    await self._finish_utterance(interrupted=True)
+                    self._job = await self._prepare(message)
+                    self._active = time.monotonic()
+                case InputText():
+                    if len(raw) > MAX_TEXT:
+                        raise invalid("text", f"message too long: {len(raw)} bytes given, at most {MAX_TEXT} allowed")
+                    await self._say(message.text, last=False)
+                case InputDone():
+                    await self._say("", last=True)
+                case SessionClose():
+                    await self._finish_utterance(interrupted=True)
+                    raise StreamClosed
         except (ApiError, InputError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             answer = as_api_error(error)
             if answer.status >= 500:
@@ -162,23 +173,6 @@ class Session:
             since = max(since, self._utterance.active)
         return min(limit, since + limit - time.monotonic())
 
-    async def _handle(self, raw: str | bytes) -> None:
-        match message := parse(raw, ClientMessage):
-            case SessionConfig():
-                await self._finish_utterance(interrupted=True)
-                self._job = await self._prepare(message)
-                self._captions = frozenset[str](message.timestamp_granularities or ())
-                self._active = time.monotonic()
-            case InputText():
-                if len(raw) > MAX_TEXT:
-                    raise invalid("text", f"message too long: {len(raw)} bytes given, at most {MAX_TEXT} allowed")
-                await self._say(message.text, last=False)
-            case InputDone():
-                await self._say("", last=True)
-            case SessionClose():
-                await self._finish_utterance(interrupted=True)
-                raise StreamClosed
-
     async def _prepare(self, options: SpeechOptions) -> SpeechJob:
         return await prepare(self._context, options, self._record, default_format="wav", default_granularity="clause")
 
@@ -189,7 +183,7 @@ class Session:
             if self._job is None:
                 self._job = await self._prepare(SpeechOptions())
             self._place.grow(1)
-            self._utterance = Utterance(self._context, self._socket, self._job, self._number, self._captions)
+            self._utterance = Utterance(self._context, self._socket, self._job, self._number)
             self._number += 1
         await self._utterance.write(text, last=last)
         if self._utterance.task.done():
@@ -228,18 +222,14 @@ class Session:
 class Utterance:
     """One text, written in chunks, and its speech. `task` sends the audio and ends when all of it has been sent."""
 
-    def __init__(
-        self, context: ServerContext, socket: WebSocket, job: SpeechJob, number: int, captions: frozenset[str]
-    ) -> None:
+    def __init__(self, context: ServerContext, socket: WebSocket, job: SpeechJob, number: int) -> None:
         arrival = time.monotonic()
         self._context = context
         self._socket = socket
         self._job = job
         self._text = LiveText(context, job, number=number, arrival=arrival, ssml=True)
         self._script = self._text.script
-        lines = self._script.lines
-        self._captions = Captions(context, job, lines, captions, AudioSegment) if captions else None
-        self._delivery = Delivery(context, job, live=True, arrival=arrival, captions=self._captions)
+        self._delivery = Delivery(context, job, live=True, arrival=arrival)
         self._files = 0
         """Files that have been or are being sent: one for each segment, and one for the pause after the last."""
         self._size = 0
@@ -278,7 +268,6 @@ class Utterance:
                     await self._speak(feed)
                 finally:
                     self._delivery.note()
-                await self._send_captions(rest=True)
                 self._delivery.finish()
                 self._sent = time.monotonic()
         finally:
@@ -299,7 +288,6 @@ class Utterance:
                     await self._done(encoder, "length" if chunk.truncated else "stop")
                     encoder = None
                     self._spoken, self._sent = self._spoken + 1, time.monotonic()
-                await self._send_captions()
         if encoder is not None:
             await self._done(encoder, "stop")
 
@@ -321,10 +309,6 @@ class Utterance:
     async def _done(self, encoder: StreamingEncoder, reason: Literal["stop", "length"]) -> None:
         await self._send_audio(await self._context.encoders.finish(encoder))
         await self._send(AudioDone(self._files - 1, self._size, finish_reason=reason))
-
-    async def _send_captions(self, *, rest: bool = False) -> None:
-        for caption in await self._captions.take(rest=rest) if self._captions else ():
-            await self._send(caption)
 
     async def _send(self, message: msgspec.Struct | bytes) -> None:
         await send(self._context, self._socket, message)

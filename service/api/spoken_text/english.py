@@ -221,7 +221,11 @@ DURATION = ("hour", "minute", "second", "minute", "second")
 
 
 def month_number(name: str) -> int:
-    return next(index for index, month in enumerate(MONTHS, 1) if month[:3] == name[:3])
+    return int(name) if name.isdigit() else next(n for n, month in enumerate(MONTHS, 1) if month[:3] == name[:3])
+
+
+def is_day(month: int, day: int) -> bool:
+    return 1 <= month <= 12 and 1 <= day <= MONTH_DAYS[month - 1]
 
 
 def _year_of(match: re.Match[str]) -> str:
@@ -230,24 +234,19 @@ def _year_of(match: re.Match[str]) -> str:
 
 def spoken_date(match: re.Match[str]) -> str:
     """Groups month (a number or a name), day, and perhaps year; an impossible date stays."""
-    name, day = match["month"], int(match["day"])
-    month = int(name) if name.isdigit() else month_number(name)
-    if not (1 <= month <= 12 and 1 <= day <= MONTH_DAYS[month - 1]):
-        return match[0]
-    return f"{MONTHS[month - 1]} {ordinal(day)}{_year_of(match)}"
+    month, day = month_number(match["month"]), int(match["day"])
+    return f"{MONTHS[month - 1]} {ordinal(day)}{_year_of(match)}" if is_day(month, day) else match[0]
 
 
 def day_first(match: re.Match[str]) -> str:
     month, day = month_number(match["month"]), int(match["day"])
-    if not 1 <= day <= MONTH_DAYS[month - 1]:
-        return match[0]
-    return f"the {ordinal(day)} of {MONTHS[month - 1]}{_year_of(match)}"
+    return f"the {ordinal(day)} of {MONTHS[month - 1]}{_year_of(match)}" if is_day(month, day) else match[0]
 
 
 def days(match: re.Match[str]) -> str:
     """Nov 3-5, 2026."""
     month, first, last = month_number(match["month"]), int(match["first"]), int(match["last"])
-    if not 1 <= first < last <= MONTH_DAYS[month - 1]:
+    if not (1 <= first < last and is_day(month, last)):
         return match[0]
     return f"{MONTHS[month - 1]} {ordinal(first)} to {ordinal(last)}{_year_of(match)}"
 
@@ -256,9 +255,14 @@ def slash_date(match: re.Match[str]) -> str:
     """11/22/2026, 22/11/2026 or 22.11.2026; a date that can be read both ways stays."""
     first, second = int(match[1]), int(match[3])
     month, day = (first, second) if first <= 12 else (second, first)
-    if (first <= 12 and second <= 12) or not (1 <= month <= 12 and 1 <= day <= MONTH_DAYS[month - 1]):
+    if (first <= 12 and second <= 12) or not is_day(month, day):
         return match[0]
     return f"{MONTHS[month - 1]} {ordinal(day)} {year(int(match[4]))}"
+
+
+def clock(hour: int, minute: int) -> str:
+    """(3, 5) -> three oh five, (3, 0) -> three."""
+    return f"{cardinal(hour)} {'oh ' if minute < 10 else ''}{cardinal(minute)}" if minute else cardinal(hour)
 
 
 def spoken_time(match: re.Match[str]) -> str:
@@ -269,13 +273,11 @@ def spoken_time(match: re.Match[str]) -> str:
         return match[0]  # Of these 10 am I the only one?
     if minute > 59 or hour > (12 if half else 23) or (half and not hour):
         return match[0]
+    if half:
+        return f"{clock(hour, minute)} {half.upper()}M"
     if minute:
-        spoken = f"{cardinal(hour)} {'oh ' if minute < 10 else ''}{cardinal(minute)}"
-    elif half:
-        spoken = cardinal(hour)
-    else:
-        spoken = f"{cardinal(hour)} o'clock" if 0 < hour <= 12 else f"{cardinal(hour)} hundred"
-    return f"{spoken} {half.upper()}M" if half else spoken
+        return clock(hour, minute)
+    return f"{cardinal(hour)} o'clock" if 0 < hour <= 12 else f"{cardinal(hour)} hundred"
 
 
 def long_time(match: re.Match[str]) -> str:
@@ -286,8 +288,7 @@ def long_time(match: re.Match[str]) -> str:
         return match[0]
     seconds = counted(second, "second")
     if half:
-        spoken = f"{cardinal(hour)} {'oh ' if 0 < minute < 10 else ''}{cardinal(minute) if minute else ''}".strip()
-        return f"{spoken} and {seconds} {half.upper()}M"
+        return f"{clock(hour, minute)} and {seconds} {half.upper()}M"
     return f"{counted(hour, 'hour')} {counted(minute, 'minute')} and {seconds}"
 
 
@@ -305,10 +306,8 @@ def counted(number: int, unit: str) -> str:
 
 def hours(match: re.Match[str]) -> str:
     """9-5pm, 10:30-12am: the first of two times."""
-    minute = int(match[2] or 0)
-    if not 1 <= int(match[1]) <= 12 or minute > 59:
-        return match[0]
-    return f"{cardinal(int(match[1]))}{' ' + ('oh ' if minute < 10 else '') + cardinal(minute) if minute else ''} to "
+    hour, minute = int(match[1]), int(match[2] or 0)
+    return f"{clock(hour, minute)} to " if 1 <= hour <= 12 and minute <= 59 else match[0]
 
 
 def decade(match: re.Match[str]) -> str:

@@ -95,11 +95,10 @@ class PassageReader:
 
 # SSML
 
-BEGIN = re.compile(r"\s*(?:<\?xml[^<>?]{0,200}\?>\s*)?(?=<(?:!DOCTYPE )?speak[\s/>])")
+BEGIN = re.compile(r"\s*<(?:speak[\s/>]|\?xml\s|!DOCTYPE\s)")
 """With a DTD in front it is SSML, too, and refused for that: as a text it would be spoken without its breaks."""
-DECLARATION = re.compile(r"<\?xml[^<>?]{0,200}(?:\?>\s*|\?)?")
 MAX_BEGIN = 1000
-"""Number of characters before <speak> at most."""
+"""Number of spaces in front at most."""
 DURATION = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?|\.\d{1,6})\s*(ms|s)\s*", re.IGNORECASE)
 SPACES = re.compile(r"\s+")
 
@@ -124,19 +123,14 @@ STRENGTHS = {"none": 0.0, "x-weak": 0.25, "weak": 0.5, "medium": 0.75, "strong":
 
 
 def is_ssml(text: str) -> bool:
-    """Whether it begins with a <speak> element."""
+    """Whether it begins with a <speak> element, or what stands in front of one."""
     return BEGIN.match(text) is not None
 
 
 def may_be_ssml(text: str) -> bool:
     """Whether a text with this beginning can still become SSML."""
-    if len(text) > MAX_BEGIN:
-        return False
     start = text.lstrip()
-    declaration = DECLARATION.match(start)
-    if declaration is not None:
-        start = start[declaration.end() :]
-    return any(begin.startswith(start) for begin in ("<speak", "<?xml", "<!DOCTYPE speak"))
+    return len(text) <= MAX_BEGIN and any(begin.startswith(start) for begin in ("<speak", "<?xml", "<!DOCTYPE"))
 
 
 class SsmlReader:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
@@ -12,12 +10,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 from websockets.asyncio.client import ClientConnection, connect
 
 from models.interfaces.media import ChatMessage, TokenizedChat
 from service.link.config import EngineConfig
 from service.link.engine_link import EngineLink
+from tests.support import refusals
 from tests.support.fake_chat import FakeProcessor
 from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.inline_link import InlineLink
@@ -84,9 +82,7 @@ def message(text: str, role: str = "user", **fields: Any) -> Event:
 
 
 def picture(size: int = 8) -> Event:
-    file = io.BytesIO()
-    Image.new("RGB", (size, size)).save(file, "PNG")
-    return {"type": "input_image", "image_url": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()}
+    return {"type": "input_image", "image_url": refusals.picture(size, size)}
 
 
 async def add(socket: ClientConnection, text: str, **fields: Any) -> str:
@@ -129,8 +125,8 @@ def conversing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conversing]
         return InlineLink(config, talker.serve)
 
     flags: dict[str, Any] = {"fixed_voices": "off", "max_images": 2}
-    patch.setattr("service.api.chat.prompt.MAX_PARTS", 12)
-    patch.setattr("service.api.chat.prompt.MAX_MESSAGES", MAX_ITEMS + 1)
+    patch.setattr("service.api.realtime.conversation.MAX_PARTS", 12)
+    patch.setattr("service.api.realtime.conversation.MAX_ITEMS", MAX_ITEMS)
     flags |= {"max_body": 400_000, "voices_dir": tmp_path_factory.mktemp("voices")}
     with running_server(talking_catalog(), link, **flags) as server:
         conversing = Conversing(server, talker)

@@ -10,6 +10,7 @@ import pytest
 
 from service.hub.catalog import load_catalog
 from service.settings.settings import load_settings
+from tests.media.samples import sound, tone
 from tests.support import miniature
 from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.inline_link import InlineLink
@@ -18,6 +19,10 @@ from tests.support.waiting import GENEROUS
 
 SEGMENT_LENGTH = 60
 MAX_CHARS = 2000
+
+
+def clip(seconds: float = 0.6, format: str = "WAV") -> bytes:
+    return sound(tone(220, 16_000, seconds, 0.3), 16_000, format)
 
 
 @pytest.fixture(scope="package")

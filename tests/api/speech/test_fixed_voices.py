@@ -1,8 +1,7 @@
-"""Built-in voices are the same in every request and after a restart, and made at the start; described ones are kept."""
+"""Built-in voices are the same in every request and after a restart; described ones are kept."""
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,21 +14,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from service.api.engines.request_stream import EngineError
-from service.api.http.errors import ApiError
-from service.api.speech import voices as voices_at_start
 from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
-from service.api.speech.voices import make_voices
 from service.hub import EMBEDDED
 from service.hub.catalog import load_catalog
 from service.link.messages import SpeechRequest
 from service.settings.settings import load_settings
 from service.voices import FOLDER
-from tests.support.fake_talker import FakeTalker, talking_catalog
 from tests.support.inline_link import InlineLink
 from tests.support.miniature import talker
 from tests.support.servers import RunningServer, running_server
-from tests.support.waiting import GENEROUS, wait
+from tests.support.waiting import GENEROUS
 
 
 class Heard:
@@ -168,93 +162,10 @@ def test_a_described_voice_is_kept(heard: Heard) -> None:
     assert heard.http.delete(f"/v1/audio/voices/{voice['id']}").status_code == 200
 
 
-# Made at the start, while there is nothing else to do
-
-
-@pytest.fixture
-def making(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
-    """(model, name, description) of the voices that are asked for at start."""
-    made: list[tuple[str, str, str]] = []
-
-    async def named_reference(context: Any, model: Any, name: str, description: str) -> np.ndarray:
-        made.append((model.name, name, description))
-        return np.zeros((1, 1, 1), np.float32)
-
-    monkeypatch.setattr(voices_at_start.speaker, "named_reference", named_reference)
-    return made
-
-
-def talking(**flags: Any) -> Any:
-    return running_server(talking_catalog(2), lambda config: InlineLink(config, FakeTalker().serve), **flags)
-
-
-def counted(server: RunningServer) -> int:
-    lines = httpx.get(f"{server.url}/metrics", timeout=GENEROUS).text.splitlines()
-    found = [line for line in lines if line.startswith("reprise_built_in_voices_made_total{")]
-    return sum(int(float(line.split()[-1])) for line in found)
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ({"fixed_voices": "at_start"}, [(DEFAULT_VOICE, ""), *OPENAI_VOICES.items()]),
-        ({"fixed_voices": "at_use"}, []),
-        ({"fixed_voices": "off"}, []),
-    ],
-)
-def test_which_are_made_for_each_speech_model_is_a_setting(
-    making: list[Any], flags: dict[str, Any], expected: list[tuple[str, str]]
-) -> None:
-    wanted = [(model, name, description) for name, description in expected for model in ("talker", "talker-1")]
-    with talking(**flags) as server:
-        asyncio.run_coroutine_threadsafe(make_voices(server.context), server.loop).result(GENEROUS)
-        # Those of the server's own start, and these.
-        wait(lambda: len(making) == 2 * len(wanted), GENEROUS, "the voices are made")
-    assert sorted(making) == sorted(2 * wanted)
-
-
-@pytest.mark.parametrize("error", [ApiError(500, "no take"), EngineError(503, "engine_unavailable", "it ended")])
-def test_what_cannot_be_made_is_left_to_requests_and_the_others_are_made(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, making: list[Any]
-) -> None:
-    made = voices_at_start.speaker.named_reference
-
-    async def fails_at_first(context: Any, model: Any, name: str, description: str) -> np.ndarray:
-        if name == DEFAULT_VOICE:
-            raise error
-        return await made(context, model, name, description)
-
-    monkeypatch.setattr(voices_at_start.speaker, "named_reference", fails_at_first)
-    with talking(fixed_voices="at_start"):
-        wait(lambda: len(making) == 2 * len(OPENAI_VOICES), GENEROUS, "the others are made")
-    for model in ("talker", "talker-1"):
-        assert f"the built-in voice default of {model} is made when it is asked for: {error}" in caplog.text
-
-
 @pytest.mark.slow
 def test_the_embedded_voices_come_with_the_package(tmp_path: Path) -> None:
     """If the weights are new: python -m training.voice.built_in_voices models/embedded/voxcpm2"""
     with hearing(tmp_path, model=(str(EMBEDDED / "voxcpm2"),)) as heard:
         for voice in (DEFAULT_VOICE, *OPENAI_VOICES):
             heard.speak(voice)
-        assert counted(heard.server) == 0 and not (tmp_path / FOLDER).exists()
-
-
-@pytest.mark.slow
-def test_voices_wait_until_there_is_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with hearing(tmp_path) as heard:
-        server = heard.server
-        monkeypatch.setattr(voices_at_start, "names", lambda context: (DEFAULT_VOICE, "alloy"))
-
-        def left() -> int:
-            return int(httpx.get(f"{server.url}/ready").json()["background"]["voices_left"])
-
-        ticket = server.context.admission.ticket("chat")
-        ticket.grow(1)
-        asyncio.run_coroutine_threadsafe(make_voices(server.context), server.loop)
-        wait(lambda: left() == 2, GENEROUS, "they are to be made")
-        heard.speak("alloy")
-        assert counted(server) == 1 and left() == 2
-        ticket.release()
-        wait(lambda: left() == 0, GENEROUS, "nothing is left")
-        assert counted(server) == 2
+        assert heard.made == 0 and not (tmp_path / FOLDER).exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import socket
 import typing
@@ -14,12 +13,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import soundfile
 from openai import BadRequestError, OpenAI
 from openai.types.audio.speech_create_params import Voice
 
 from service.api.speech.speaker import OPENAI_VOICES
 from service.link.messages import SpeechRequest
+from tests.api.speech.conftest import clip
 from tests.media.samples import data_url
 from tests.support.refusals import assert_refused
 from tests.support.servers import RunningServer
@@ -38,13 +37,6 @@ def speak(http: httpx.Client, **fields: Any) -> httpx.Response:
 
 def pcm(data: bytes) -> np.ndarray:
     return np.frombuffer(data, "<i2").astype(np.float32) / 32767
-
-
-def clip(seconds: float = 0.6, rate: int = 16_000) -> bytes:
-    samples = 0.3 * np.sin(2 * np.pi * 220 * np.arange(int(seconds * rate)) / rate)
-    file = io.BytesIO()
-    soundfile.write(file, samples.astype(np.float32), rate, format="WAV")
-    return file.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +100,6 @@ def test_what_is_asked_for_changes_the_audio(http: httpx.Client, reference: np.n
         assert other.shape == reference.shape and np.abs(other - reference).max() > 1e-3, change
     fast = pcm(speak(http, speed=2.0).content)
     assert abs(len(fast) - len(reference) / 2) < 0.1 * RATE
-
-
-def test_a_long_text_is_spoken_in_segments(http: httpx.Client) -> None:
-    sentence = "This is one of several sentences that are too long together."
-    assert len(speak(http, input=" ".join([sentence] * 3), max_len=3).content) == 2 * 3 * 3 * PATCH
 
 
 def test_a_clip_that_is_fetched_counts_until_it_is_decoded(

@@ -16,8 +16,7 @@ import soundfile
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.api.speech.conftest import MAX_CHARS
-from tests.api.speech.test_speech import clip
+from tests.api.speech.conftest import MAX_CHARS, clip
 from tests.media.samples import data_url
 from tests.support.refusals import cases
 from tests.support.servers import RunningServer

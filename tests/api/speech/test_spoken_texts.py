@@ -41,7 +41,6 @@ from tests.support.inline_link import InlineLink
 from tests.support.refusals import assert_refused
 from tests.support.rows import rows
 from tests.support.servers import RunningServer, running_server
-from tests.support.sse import sse_events
 from tests.support.waiting import GENEROUS, wait
 
 NUMBERS = "It cost $3.50 on 2026-11-22, at 3:30 pm. Dr. Lee was 1st."
@@ -74,10 +73,12 @@ def audio_of(events: list[Event]) -> bytes:
 
 
 def captioned(server: RunningServer, text: str = TEXT, **fields: Any) -> tuple[np.ndarray, list[Event], Event]:
-    """int16 samples, the segments and the last event."""
+    """int16 samples, the segments, which come behind their audio, and the last event."""
     asked = {"timestamp_granularities": ["segment"], **fields}
     events = events_of(speak(server, text, stream_format="sse", **asked))
     segments = [event for event in events if event["type"] == "speech.audio.segment"]
+    for segment in segments if fields.get("speed", 1.0) == 1.0 else ():
+        assert len(audio_of(events[: events.index(segment)])) >= 2 * round(segment["end"] * RATE)
     return np.frombuffer(audio_of(events), "<i2"), segments, events[-1]
 
 
@@ -129,14 +130,11 @@ def counted(server: RunningServer, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"reprise_{name}"))
 
 
-@pytest.mark.parametrize("fields", [{"stream": False}, {"stream_format": "sse"}, {"split_granularity": "clause"}])
-def test_numbers_of_a_request_are_spoken_as_words(
-    talking: RunningServer, talker: FakeTalker, fields: dict[str, Any]
-) -> None:
-    assert speak(talking, NUMBERS, **fields).status_code == 200
-    assert " ".join(spoken(talker)) == WORDS
-    assert speak(talking, NUMBERS, normalize=False, **fields).status_code == 200
-    assert " ".join(spoken(talker)) == NUMBERS
+def test_numbers_of_a_request_are_spoken_as_words(talking: RunningServer, talker: FakeTalker) -> None:
+    for fields in ({"stream": False}, {"stream_format": "sse"}, {"split_granularity": "clause"}):
+        for normalize, words in ((None, WORDS), (False, NUMBERS)):
+            assert speak(talking, NUMBERS, normalize=normalize, **fields).status_code == 200
+            assert " ".join(spoken(talker)) == words
 
 
 def test_numbers_and_lexicons_of_a_text_that_is_being_written(talking: RunningServer, talker: FakeTalker) -> None:
@@ -179,19 +177,6 @@ def test_segments_are_told_to_the_sample(talking: RunningServer, talker: FakeTal
     assert not audio[silent].any()
     assert done["type"] == "speech.audio.done"
     assert done["usage"]["output_tokens"] == 3, "silence is no token"
-
-
-def test_events_of_captions_follow_the_audio_that_they_are_about(talking: RunningServer) -> None:
-    answer = speak(talking, stream_format="sse", timestamp_granularities=["segment"])
-    heard = 0
-    for block in sse_events(answer.text):
-        name, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        if event["type"] == "speech.audio.delta":
-            heard += len(base64.b64decode(event["audio"])) // 2
-        elif event["type"] == "speech.audio.segment":
-            assert heard >= round(event["end"] * RATE)
 
 
 def test_words_share_the_time_of_their_segment(talking: RunningServer) -> None:
@@ -365,23 +350,6 @@ def test_a_pause_is_silence_in_front_of_the_next_segment(talking: RunningServer)
     assert len(audio[3]) == round(PAUSES[3] * RATE) and not audio[3].any()
     assert [done["total_bytes"] for done in of_type(received, "audio.done")] == [2 * len(samples) for samples in audio]
     assert received[-1] == {"type": "session.done", "total_sentences": 4, "finish_reason": "stop"}
-    assert not of_type(received, "audio.segment"), "captions are not asked for"
-
-
-def test_captions_say_when_each_segment_is_heard(talking: RunningServer) -> None:
-    asked: dict[str, Any] = {"timestamp_granularities": ["segment", "word"], "speed": 2.0}
-    received = written(talking, *TEXT, split_granularity="sentence", **asked)
-    segments = of_type(received, "audio.segment")
-    half = SEGMENT / 2
-    starts = [0.25, 1.75 + half, 1.75 + 2 * half]
-    assert [segment["start"] for segment in segments] == pytest.approx(starts, abs=1 / RATE)
-    assert [segment["end"] for segment in segments] == pytest.approx([start + half for start in starts], abs=1 / RATE)
-    assert [start["sentence_text"] for start in of_type(received, "audio.start")] == [*SPOKEN, ""]
-    assert [segment["text"] for segment in segments] == SPOKEN
-    words = [[word["word"] for word in segment["words"]] for segment in segments]
-    assert words == [text.split() for text in SPOKEN]
-    kinds = [message["type"] for message in received if isinstance(message, dict)]
-    assert kinds[:3] == ["audio.start", "audio.done", "audio.segment"]
 
 
 def test_a_long_message_is_not_read_in_the_event_loop(talking: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,16 +480,12 @@ ALOUD = "One two three, four five six. One two three four five six!"
 SIX = "One, two, three, four, five, six."
 
 
-@pytest.mark.parametrize("stream", ["sse", "socket"])
 @pytest.mark.parametrize("speed", [1.0, 2.0])
-def test_words_have_the_times_of_an_aligner(heard: Heard, stream: str, speed: float) -> None:
+def test_words_have_the_times_of_an_aligner(heard: Heard, speed: float) -> None:
     """Where it cannot tell, they are estimated."""
     text = "[pause:1s](a calm voice)It's twenty-six – 你好! Γειά σου. Ends now."
     asked: dict[str, Any] = {"timestamp_granularities": ["word"], "speed": speed, "split_granularity": "sentence"}
-    if stream == "sse":
-        _, segments, _ = captioned(heard.server, text, **asked)
-    else:
-        segments = of_type(written(heard.server, text, **asked), "audio.segment")
+    _, segments, _ = captioned(heard.server, text, **asked)
     assert [segment["index"] for segment in segments] == [0, 1, 2]
     first, greek, last = (segment["words"] for segment in segments)
     start = segments[0]["start"]
@@ -532,12 +496,25 @@ def test_words_have_the_times_of_an_aligner(heard: Heard, stream: str, speed: fl
     assert last[0]["start"] == segments[2]["start"] and last[1]["end"] <= segments[2]["end"]
 
 
-def test_speech_that_is_heard_as_its_text_is_spoken_once(heard: Heard) -> None:
-    answer = heard.verified("1, 2, 3, 4, 5, 6", SIX, text=f"[pause:1s]{ALOUD}")
-    assert answer.headers["x-verification"] == "passed; deletions=0; insertions=0; substitutions=0; attempts=1"
-    assert len(heard.talker.requests) == 1
-    assert [len(samples) for samples in heard.ears.heard] == [48_000, 48_000], "three seconds each, without the pause"
-    assert np.frombuffer(answer.content, "<i2").size == 7 * RATE
+def test_what_is_heard_of_speech_is_told(heard: Heard) -> None:
+    """A given seed is spoken once; of the three seconds of a segment, "One, two." takes one."""
+    for script, fields, told in (
+        (
+            ["1, 2, 3, 4, 5, 6", SIX],
+            {"text": f"[pause:1s]{ALOUD}"},
+            "passed; deletions=0; insertions=0; substitutions=0",
+        ),
+        ([""], {"text": SIX, "seed": 5}, "failed; deletions=6; insertions=0; substitutions=0"),
+        (["One, two."], {"text": "One, two.", "seed": 5}, "failed; deletions=0; insertions=1; substitutions=0"),
+        (["!fail"], {"text": SIX}, "unavailable; deletions=0; insertions=0; substitutions=0"),
+    ):
+        answer = heard.verified(*script, **fields)
+        assert answer.headers["x-verification"] == f"{told}; attempts=1"
+        (request,) = heard.talker.requests
+        assert request.seed == fields.get("seed", request.seed)
+        # Three seconds of each segment, and the pause, which nobody hears.
+        assert np.frombuffer(answer.content, "<i2").size == (3 * len(script) + ("pause" in fields["text"])) * RATE
+        assert [len(samples) for samples in heard.ears.heard] == [48_000] * len(script)
 
 
 def test_the_attempt_with_the_fewest_errors_is_sent(heard: Heard) -> None:
@@ -555,23 +532,6 @@ def test_the_attempt_with_the_fewest_errors_is_sent(heard: Heard) -> None:
     )
     assert counted(heard.server, "speech_verifications_total") - before == 6
     assert counted(heard.server, 'speech_verifications_total{model="talker",outcome="passed"}') >= 1
-
-
-def test_a_given_seed_is_spoken_once(heard: Heard) -> None:
-    answer = heard.verified("", text=SIX, seed=5)
-    assert answer.headers["x-verification"] == "failed; deletions=6; insertions=0; substitutions=0; attempts=1"
-    assert [one.seed for one in heard.talker.requests] == [5]
-
-
-def test_sound_behind_the_last_word_fails(heard: Heard) -> None:
-    """Of three seconds, its two words take one."""
-    answer = heard.verified("One, two.", text="One, two.", seed=5)
-    assert answer.headers["x-verification"] == "failed; deletions=0; insertions=1; substitutions=0; attempts=1"
-
-
-def test_speech_is_sent_unverified_where_the_recogniser_fails(heard: Heard) -> None:
-    answer = heard.verified("!fail", text=SIX)
-    assert answer.headers["x-verification"].startswith("unavailable; ") and answer.content
 
 
 def test_verification_is_refused_where_it_cannot_be(heard: Heard, talking: RunningServer) -> None:
