@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
-from models.layers.deferred_norm import DeferredNorm, Normed
 from torch import Tensor
 
 from benchmarks.kernels.timing import Case, Run, WrongResult
@@ -18,7 +17,7 @@ from models.layers.kernels import gemm, gemm_configs, tiled_gemm
 from models.layers.kernels.gemm_configs import fitted_for
 from models.layers.kernels.gemm_types import Kind, Shape, Tile, Variant
 from models.layers.kernels.gpu import INTERPRETER as H100
-from models.layers.norms import rms_norm
+from models.layers.norms import DeferredNorm, Normed, rms_norm
 from models.layers.quantized import QuantizedWeight, Weight
 
 EPS = 1e-5

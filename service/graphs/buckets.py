@@ -75,6 +75,12 @@ def powers_of_two(largest: int) -> list[int]:
     return [*(1 << power for power in range((largest - 1).bit_length())), largest]
 
 
+def round_up(size: int) -> int:
+    """`size` rounded up to one of four sizes per power of two, so that similar sizes are measured together."""
+    step = 1 << max(0, size.bit_length() - 3)
+    return -(-size // step) * step
+
+
 def chosen_buckets(sizes: Iterable[int], largest: int) -> list[int]:
     """The batch sizes of a setting, cut to `largest`, since no batch has more rows."""
     return sorted({min(size, largest) for size in sizes})

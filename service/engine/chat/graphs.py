@@ -156,11 +156,7 @@ class ChatGraphs:
         runners = [self.cached_prefill] if cached_context else [self.prefill, self.cached_prefill]
         captures = {runner: graph.capture for runner in runners if (graph := runner.graph_for(required)) is not None}
 
-        def seconds(runner: GraphRunner) -> float:
-            measured = captures[runner].seconds
-            return 0.0 if measured is None else measured.replay
-
-        return min(captures, key=seconds, default=None)
+        return min(captures, key=lambda runner: captures[runner].seconds or 0.0, default=None)
 
     def _prefill_runner(self, sequences: Mapping[int, int], *, cached: bool) -> GraphRunner:
         """sequences: by tokens."""
