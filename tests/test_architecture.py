@@ -9,8 +9,8 @@ import pytest
 from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, rooms_of, within
 
 LINES = {
-    "service": 40_088,
-    "service/api": 15_951,
+    "service": 39_840,
+    "service/api": 15_714,
     "service/cli": 2_740,
     "service/confined": 400,
     "service/engine": 10_858,
@@ -33,7 +33,7 @@ LINES = {
     "models/voxcpm2": 3_110,
     "training": 8_472,
     "benchmarks": 8_740,
-    "tests": 52_407,
+    "tests": 51_991,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 45_000
