@@ -201,9 +201,13 @@ BITS, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0
 def check_tiff(image: TiffImageFile, field: str) -> None:
     """InputError for raw files, and for compressions and samples that are not read or would get wrong colours."""
     tags, mode = image.tag_v2, image.mode
-    if DNG_VERSION in tags or tags.get(NEW_SUBFILE_TYPE, 0) & 1:
+    try:
+        raw = DNG_VERSION in tags or tags.get(NEW_SUBFILE_TYPE, 0) & 1
+        compression, bits = tags.get(COMPRESSION, 1), max(tags.get(BITS, (1,)))
+    except Exception as error:  # values are read only now, and may be of any type
+        raise InputError(field, DAMAGED) from error
+    if raw:
         raise InputError(field, "the image is a camera's raw file; convert it to PNG or JPEG")
-    compression, bits = tags.get(COMPRESSION, 1), max(tags.get(BITS, (1,)))
     if compression not in COMPRESSIONS:
         names = ", ".join(dict.fromkeys(COMPRESSIONS.values()))
         given = COMPRESSION_INFO.get(compression, "unknown").removeprefix("tiff_")
