@@ -19,8 +19,8 @@ from service.cli.bench.traffic import AnyLoad, Assignment, ChatLoad, Record
 from service.system.children import python_command, python_environment
 
 CLIENT = python_command("service.cli.bench.client")
-LEAD_SECONDS = 0.3
-"""Seconds of head start, to tell every client the start time."""
+LEAD_SECONDS = 0.6
+"""Seconds of head start, in which every client is told the start time and opens its connections."""
 LONGEST_LINE = 1 << 26
 """Bytes of a record, which has the gaps of its whole answer."""
 _REASONS = 5
@@ -93,9 +93,6 @@ async def _run(assignments: Sequence[Assignment], report: Report) -> list[list[R
         clients = [await stack.enter_async_context(_client()) for _ in assignments]
         for client, assignment in zip(clients, assignments, strict=True):
             _tell(client, msgspec.json.encode(assignment))
-        await asyncio.gather(*map(_ready, clients))
-        for client in clients:
-            _tell(client, b"warm up")
         await asyncio.gather(*map(_ready, clients))
         begin = time.time() + LEAD_SECONDS
         for client in clients:
