@@ -39,7 +39,7 @@ MERGES = (
 
 def tokenizer() -> dict[str, Any]:
     """BPE with byte fallback: every UTF-8 text has ids."""
-    merges = [tuple(merge.split(" ")) for merge in MERGES.split("|")]
+    merges = [(first, second) for first, second in (merge.split(" ") for merge in MERGES.split("|"))]
     han = sorted({character for merge in merges for character in "".join(merge) if character >= "一"})
     pieces = ["▁", *map(chr, range(0x21, 0x7F)), "。", "，", "？", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += [*han, *map("".join, merges)]
