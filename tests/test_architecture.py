@@ -9,15 +9,15 @@ import pytest
 from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, rooms_of, within
 
 LINES = {
-    "service": 40_088,
+    "service": 39_739,
     "service/api": 15_951,
-    "service/cli": 2_740,
+    "service/cli": 2_607,
     "service/confined": 400,
     "service/engine": 10_858,
     "service/graphs": 1_361,
     "service/hub": 550,
     "service/link": 1_390,
-    "service/media": 2_916,
+    "service/media": 2_700,
     "service/metrics": 600,
     "service/processes": 1_357,
     "service/settings": 550,
@@ -31,9 +31,9 @@ LINES = {
     "models/qwen_vl": 2_300,
     "models/text": 955,
     "models/voxcpm2": 3_110,
-    "training": 8_472,
+    "training": 8_075,
     "benchmarks": 8_740,
-    "tests": 52_407,
+    "tests": 51_938,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 45_000
