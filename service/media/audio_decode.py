@@ -122,6 +122,8 @@ def _pcm_of_wav(data: bytes) -> tuple[int, np.ndarray] | None:
     except Exception:  # on hostile bytes wave raises anything; FFmpeg judges them
         return None
     frames = len(samples) // (2 * channels)
+    if not frames:  # as of one whose header says 0 for a length that is not known
+        return None
     return rate, np.frombuffer(samples, "<i2", frames * channels).reshape(frames, channels)
 
 

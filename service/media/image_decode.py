@@ -23,7 +23,7 @@ from PIL.TiffImagePlugin import COMPRESSION_INFO, TiffImageFile
 from models.interfaces.errors import InputError
 from service.confined.channel import ProtocolError, WorkerChannel
 from service.media.file_formats import recognise, refusal
-from service.media.messages import ImageLimits, ImageOpened, OpenImage, Pixels, ReadPixels, expect
+from service.media.messages import ImageLimits, ImageOpened, OpenImage, Pixels, ReadPixels, check_size, expect
 
 PNG = b"\x89PNG\r\n\x1a\n"
 LAST_CHUNK = b"IEND"
@@ -201,9 +201,13 @@ BITS, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0
 def check_tiff(image: TiffImageFile, field: str) -> None:
     """InputError for raw files, and for compressions and samples that are not read or would get wrong colours."""
     tags, mode = image.tag_v2, image.mode
-    if DNG_VERSION in tags or tags.get(NEW_SUBFILE_TYPE, 0) & 1:
+    try:
+        raw = DNG_VERSION in tags or tags.get(NEW_SUBFILE_TYPE, 0) & 1
+        compression, bits = tags.get(COMPRESSION, 1), max(tags.get(BITS, (1,)))
+    except Exception as error:  # values are read only now, and may be of any type
+        raise InputError(field, DAMAGED) from error
+    if raw:
         raise InputError(field, "the image is a camera's raw file; convert it to PNG or JPEG")
-    compression, bits = tags.get(COMPRESSION, 1), max(tags.get(BITS, (1,)))
     if compression not in COMPRESSIONS:
         names = ", ".join(dict.fromkeys(COMPRESSIONS.values()))
         given = COMPRESSION_INFO.get(compression, "unknown").removeprefix("tiff_")
@@ -272,8 +276,7 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
     """The picture with its size, before any pixel is decoded. Raises like decode_image."""
     if not data:
         raise InputError(field, "the image is empty")
-    if len(data) > limits.max_bytes:
-        raise InputError(field, f"the image is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
+    check_size(data, limits.max_bytes, "image", field)
     check_segments(data, field)
     found = recognise(data)
     if found is None or "image" not in found.readers:
@@ -363,8 +366,7 @@ def read_image(
     channel: WorkerChannel, data: bytes, *, field: str, limits: ImageLimits, admit: Admit | None = None
 ) -> Image.Image:
     """What service.media.image_decode.decode_image returns and raises, decoded by the worker behind `channel`."""
-    if len(data) > limits.max_bytes:
-        raise InputError(field, f"the image is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
+    check_size(data, limits.max_bytes, "image", field)
     channel.send(OpenImage(field, limits), data)
     opened = expect(channel.receive(), ImageOpened)
     size = opened.width, opened.height

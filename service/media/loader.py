@@ -25,6 +25,8 @@ from service.media.fetch import Fetcher, declared_type, decode_base64, is_data_u
 from service.media.file_formats import is_confined
 from service.media.image_decode import DECODING_BYTES, decode_image, load_decoders, read_image
 
+T = TypeVar("T")
+
 DECODER = Program("service.media.decode_worker", messages.Reply)
 LIMITS = WorkerLimits()
 Choose = Callable[[VideoMetadata], tuple[Sequence[int], FrameResizer]]
@@ -55,8 +57,7 @@ async def decode_video(
     Frames that cannot be decoded (the file is damaged there) are left out, and so are their indices. Raises
     InputError with `field` for invalid videos and those that take too much memory or time to decode.
     """
-    if len(data) > limits.max_bytes:
-        raise InputError(field, f"the video is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
+    messages.check_size(data, limits.max_bytes, "video", field)
 
     def job(channel: WorkerChannel) -> VideoFrames:
         channel.send(messages.OpenVideo(field, limits), data)
@@ -72,10 +73,7 @@ async def decode_video(
             raise
         return _read(channel, kept, opened.metadata, resizer, field)
 
-    try:
-        return await pool.run(job)
-    except WorkerLost as error:
-        raise InputError(field, "the video takes more memory or time to decode than allowed") from error
+    return await _run(pool, job, "video", field)
 
 
 def decode_frame_list(
@@ -188,8 +186,7 @@ async def decode_audio(
 ) -> np.ndarray:
     """WAV, FLAC, Ogg, MP3, M4A, AAC or WebM bytes -> mono float32 [n] at `sample_rate`, within -1..1. InputError as of
     audio_decode.decode_samples, and for what costs too much to decode."""
-    if len(data) > limits.max_bytes:
-        raise InputError(field, f"the audio is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
+    messages.check_size(data, limits.max_bytes, "audio", field)
 
     def job(channel: WorkerChannel) -> np.ndarray:
         channel.send(messages.DecodeAudio(field, sample_rate, limits), data)
@@ -200,13 +197,15 @@ async def decode_audio(
         channel.receive_into(samples.data.cast("B"))
         return samples
 
+    return await _run(pool, job, "audio", field)
+
+
+async def _run(pool: WorkerPool, job: Callable[[WorkerChannel], T], kind: str, field: str) -> T:
     try:
         return await pool.run(job)
     except WorkerLost as error:
-        raise InputError(field, "the audio takes more memory or time to decode than allowed") from error
+        raise InputError(field, f"the {kind} takes more memory or time to decode than allowed") from error
 
-
-T = TypeVar("T")
 
 FRAME_LIST = "video/jpeg"
 FETCH_SECONDS = 10.0
@@ -441,10 +440,7 @@ class MediaLoader:
         pool = self.image_pool or (self.pool if confined else None)
         if pool is None:
             return await self._in_thread(lambda: step(decode_image))
-        try:
-            return await pool.run(lambda channel: step(partial(read_image, channel)))
-        except WorkerLost as error:
-            raise InputError(field, "the image takes more memory or time to decode than allowed") from error
+        return await _run(pool, lambda channel: step(partial(read_image, channel)), "image", field)
 
     async def _in_thread(self, step: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, step)

@@ -64,6 +64,11 @@ class MediaLimits:
     request: RequestLimits = RequestLimits()
 
 
+def check_size(data: bytes, most: int, kind: str, field: str) -> None:
+    if len(data) > most:
+        raise InputError(field, f"the {kind} is too large: {len(data)} bytes given, at most {most} allowed")
+
+
 # Messages
 
 T = TypeVar("T")

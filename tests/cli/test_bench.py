@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -88,9 +89,9 @@ def test_a_run_sends_new_contents_unless_seeded_alike(embedded_server: ServerPro
         return result["load"]["seed"], result["cached_tokens"], done.output
 
     first, second = again(), again()
-    assert first[0] != second[0] and first[1] == second[1] == 0 and "in its cache" not in first[2] + second[2]
+    assert first[0] != second[0] and first[1] == second[1] == 0
     seed, cached, said = again("--seed", str(second[0]))
-    assert seed == second[0] and cached > 0 and "The server had 4 prompts of this run in its cache" in said
+    assert seed == second[0] and cached > 0 and re.search(rf"prompt tokens from the cache +{cached}\b", said)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any
 
-INSIDES = ("interpreter_semantic", "_LangPatchScope", "_get_np_dtype", "_patch_attr", "_patch_lang")
+INSIDES = ("interpreter_semantic", "_LangPatchScope", "_patch_attr", "_patch_lang")
 """Of triton.runtime.interpreter, as far as they are replaced or used here."""
 
 
@@ -26,7 +26,6 @@ def quicken() -> None:
     if all(hasattr(interpreter, name) for name in INSIDES):
         _call_straight(interpreter, core)
         _replace_language_once(interpreter, core)
-        _look_numbers_up_once(interpreter, core)
         _wrap_shapes_once(core)
         if options := getattr(interpreter.interpreter_builder, "options", None):
             object.__setattr__(options, "sanitize_overflow", False)
@@ -49,22 +48,6 @@ def _replace_language_once(interpreter: Any, core: Any) -> None:
         return interpreter._LangPatchScope()
 
     interpreter._patch_lang = replace_once
-
-
-def _look_numbers_up_once(interpreter: Any, core: Any) -> None:
-    """What NumPy calls a type of numbers."""
-    look_up = interpreter._get_np_dtype
-    known: dict[str, Any] = {}
-
-    def looked_up(of: Any) -> Any:
-        number = of.element_ty if isinstance(of, core.block_type) else of
-        if type(number) is not core.dtype:
-            return look_up(of)
-        if number.name not in known:
-            known[number.name] = look_up(number)
-        return known[number.name]
-
-    interpreter._get_np_dtype = looked_up
 
 
 def _wrap_shapes_once(core: Any) -> None:

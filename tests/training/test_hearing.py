@@ -110,7 +110,7 @@ def test_items_say_their_texts_and_phones(store: Store) -> None:
 
 
 def test_a_step_learns_and_is_taken_up_again(data: Path, tmp_path: Path) -> None:
-    options = Namespace(data=data, rate=2e-3, seed=0, hours=0.1, least=0.001, audio=8, resume=None, eager=False)
+    options = Namespace(data=data, rate=2e-3, seed=0, hours=0.1, least=0.001, audio=8, resume=None)
     trainer = Trainer(options)
     first = {name: value.clone() for name, value in trainer.network.state_dict().items()}
     losses = [trainer.step(0.0, nth) for nth in range(2)]

@@ -63,7 +63,7 @@ class Trainer:
         seconds = int(batch.pop("seconds"))
         self.optimiser.rate.fill_(loop.rate_at(options.rate, share, nth, warm=300, floor=0.02, decay=0.7))
         seen = self._seen[seconds] = self._seen.get(seconds, 0) + 1
-        if options.eager or self.device.type != "cuda" or seen <= _STEPS_BEFORE_CAPTURE:
+        if self.device.type != "cuda" or seen <= _STEPS_BEFORE_CAPTURE:
             result = self._step({name: value.to(self.device) for name, value in batch.items()}, seconds)
         else:
             if seconds not in self._graphs:
@@ -126,7 +126,6 @@ if __name__ == "__main__":
     parser.add_argument("--hours", type=float, default=250.0, help="room for sounds")
     parser.add_argument("--least", type=float, default=0.5, help="hours of sounds to begin with")
     parser.add_argument("--audio", type=int, default=576, help="seconds of sounds in a batch")
-    parser.add_argument("--eager", action="store_true", help="without captured graphs")
     options = loop.begin(parser)
     if loop.device().type == "cuda":
         # Graphs are captured on a stream of their own, and gradients remember the stream they were first made on.

@@ -211,7 +211,7 @@ class Judge:
     def __init__(self, options: argparse.Namespace) -> None:
         self._device = device()
         self.recogniser = load_recogniser(self._device)
-        self.served = Served(options.checkpoint, cfg=options.cfg, steps=options.steps, temperature=options.temperature)
+        self.served = Served(options.checkpoint)
         self.speaker, self._listener = Flite("slt", options.library), Listener()
 
     def wave(self, samples: np.ndarray) -> Tensor:
@@ -279,9 +279,6 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0, help="processes side by side take some seeds each")
-    parser.add_argument("--cfg", type=float, default=2.0)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--temperature", type=float, default=1.0)
     options = parser.parse_args()
     results: dict[str, object] = {"sha256": hashes(*sorted(options.checkpoint.glob("*.safetensors")))}
 

@@ -15,7 +15,7 @@ from models.voxcpm2.model import VoxCPM2, load_model
 from models.voxcpm2.processor import load_processor
 from training.loop import device
 
-_PAGE = 16
+_PAGE, _STEPS = 16, 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +41,11 @@ class Speech:
 class Served:
     """A few hundred prompts are stepped together, on a GPU in its servers' precision. What comes back is on the CPU."""
 
-    def __init__(self, directory: Path, *, cfg: float = 2.0, steps: int = 10, temperature: float = 1.0) -> None:
+    def __init__(self, directory: Path, *, cfg: float = 2.0, temperature: float = 1.0) -> None:
         self._device = device()
         self._dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
         self.model: VoxCPM2 = load_model(directory, self._device, self._dtype)
         self.processor = load_processor(directory)
-        self._steps = steps
         self._settings = {"active": True, "cfg": cfg, "temperature": temperature, "min_patches": 2}
 
     @torch.no_grad()
@@ -113,8 +112,8 @@ class Served:
     def _generate(
         self, prompts: list[Prompt], state: dict[str, Tensor], caches: list[dict[str, Tensor]]
     ) -> list[Speech]:
-        tail, codec = self.model.tail(self._steps, state), self.model.vae_step(state)
-        decode = self.model.decode_step(self._steps, state, caches, _PAGE)
+        tail, codec = self.model.tail(_STEPS, state), self.model.vae_step(state)
+        decode = self.model.decode_step(_STEPS, state, caches, _PAGE)
         for slot, prompt in enumerate(prompts, 1):
             # The codec's memory of what is continued.
             for patch in prompt.patches[-self.model.priming_patches :] if prompt.continued else []:

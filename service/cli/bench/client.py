@@ -1,8 +1,7 @@
 """A client process: reads an Assignment from standard input, writes each of its Records to standard output as JSON.
 
-Before them it writes READY twice, and reads a line each time: when its requests are prepared, and, once every client is
-that far, when its connections are warm (servers close idle ones). The second line is the wall-clock time at which all
-begin.
+Before them it writes READY when its requests are prepared, and reads the wall-clock time at which all begin. Only then
+it opens its connections: servers close idle ones.
 """
 
 from __future__ import annotations
@@ -24,16 +23,15 @@ READY = b"ready\n"
 
 
 async def run(assignment: Assignment, barrier: Callable[[], bytes], report: Callable[[Record], None]) -> None:
-    """Prepare all bodies and open a connection for each lane, then send. barrier: waits for all clients; returns the
-    line that the parent then sends."""
+    """Prepare all bodies, open a connection for each lane, then send. barrier: waits for all clients; returns the line
+    that the parent then sends."""
     load = assignment.load
     rng = np.random.default_rng(assignment.seed)
     talks = [(msgspec.json.encode(payload(load, rng)), questions(load, rng)) for _ in range(assignment.count)]
     idle = [Connection(load) for _ in range(max(1, assignment.lanes))]
     gc.freeze()  # loaded objects stay: the garbage collector need not scan them while answers come
-    barrier()
-    await asyncio.gather(*(connection.warm_up() for connection in idle))
     begin = float(barrier())
+    await asyncio.gather(*(connection.warm_up() for connection in idle))
     end = begin + assignment.until if assignment.until else math.inf
     waiting = iter(talks)
 

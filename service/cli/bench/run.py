@@ -6,7 +6,7 @@ import asyncio
 import time
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,17 +15,15 @@ import msgspec
 import numpy as np
 
 from service.cli.bench.client import READY
-from service.cli.bench.traffic import AnyLoad, Assignment, ChatLoad, Record, shared_prompt
+from service.cli.bench.traffic import AnyLoad, Assignment, ChatLoad, Record
 from service.system.children import python_command, python_environment
 
 CLIENT = python_command("service.cli.bench.client")
-LEAD_SECONDS = 0.3
-"""Seconds of head start, to tell every client the start time."""
+LEAD_SECONDS = 0.6
+"""Seconds of head start, in which every client is told the start time and opens its connections."""
 LONGEST_LINE = 1 << 26
 """Bytes of a record, which has the gaps of its whole answer."""
 _REASONS = 5
-_TEMPLATE_TOKENS = 64
-"""More tokens than a chat template writes before what a request brings."""
 QUANTILES = (10, 25, 50, 75, 90, 95, 99)
 
 Report = Callable[[Record], None]
@@ -96,9 +94,6 @@ async def _run(assignments: Sequence[Assignment], report: Report) -> list[list[R
         for client, assignment in zip(clients, assignments, strict=True):
             _tell(client, msgspec.json.encode(assignment))
         await asyncio.gather(*map(_ready, clients))
-        for client in clients:
-            _tell(client, b"warm up")
-        await asyncio.gather(*map(_ready, clients))
         begin = time.time() + LEAD_SECONDS
         for client in clients:
             _tell(client, str(begin).encode())
@@ -142,15 +137,6 @@ async def _records(client: Process, report: Report) -> list[Record]:
     if status := await client.wait():
         raise BenchError(f"a load client ended with status {status}")
     return records
-
-
-def cached_prompts(load: AnyLoad, records: Iterable[Record]) -> int:
-    """Number of first turns of which the server's prefix cache held more than all prompts share: an earlier run made
-    the same contents."""
-    if not isinstance(load, ChatLoad):
-        return 0
-    most = _TEMPLATE_TOKENS + len(shared_prompt(load))  # a token has at least one character
-    return sum(record.turn == 1 and record.cached_tokens > most for record in records)
 
 
 def summary(load: AnyLoad, records: list[Record]) -> dict[str, Any]:
