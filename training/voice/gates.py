@@ -26,6 +26,7 @@ from training.loop import device, hashes, say
 from training.voice import corpus
 from training.voice.corpus import Listener, Spoken, prepare
 from training.voice.flite import PHONES, Flite
+from training.voice.latents import FRAMES
 from training.voice.recogniser import Phones, distance, down, plain
 from training.voice.recogniser import load as load_recogniser
 from training.voice.served import Prompt, Served, Speech
@@ -147,12 +148,24 @@ def _longest(marked: np.ndarray) -> int:
     return int(np.diff(ends)[::2].max(initial=0))
 
 
+def one_each(phones: np.ndarray) -> np.ndarray:
+    """Phones frame by frame -> each once."""
+    return phones[np.flatnonzero(np.diff(phones.astype(int), prepend=-1))]
+
+
+def wrong_phones(heard: np.ndarray, text: np.ndarray) -> float:
+    """Share of the text's phones, as the network hears them without knowing words or the text."""
+    said, wanted = (phones[phones != _PAUSE].tolist() for phones in (one_each(heard.argmax(1)), text))
+    return distance(wanted, said) / len(wanted)
+
+
 @dataclass(frozen=True)
 class Heard:
-    """What was heard of speech: words, and how its phones are followed."""
+    """What was heard of speech: words, how its phones are followed, and the share of them that is wrong."""
 
     words: str
     reading: Reading
+    phones: float
 
 
 @dataclass(frozen=True)
@@ -190,6 +203,8 @@ def score(takes: list[Take], natural_words: float = 0.05) -> dict[str, float | b
         "natural_characters": errors(natural, False),
         "words": errors(generated, True),
         "natural_words": errors(natural, True),
+        "phones": sum(take.heard.phones for take in takes) / count,
+        "natural_phones": sum(take.natural_heard.phones for take in takes) / count,
         "faultless": sum(plain(take.spoken) == take.heard.words for take in takes) / count,
         "stop_failures": sum(not take.stopped for take in takes) / count,
         "repeats_and_skips": sum(take.repeats_or_skips for take in takes) / count,
@@ -219,9 +234,9 @@ class Judge:
 
     def hear(self, wave: Tensor, sounds: np.ndarray) -> Heard:
         """sounds: phones of natural speech of the text, frame by frame."""
-        each_once = sounds[np.flatnonzero(np.diff(sounds.astype(int), prepend=-1))]
-        reading = follow(self.recogniser.phones(wave), each_once, self.recogniser.known)
-        return Heard(self.recogniser(wave), reading)
+        text, logs = one_each(sounds), self.recogniser.phones(wave)
+        reading = follow(logs, text, self.recogniser.known)
+        return Heard(self.recogniser(wave), reading, wrong_phones(logs, text))
 
     def natural(self, chosen: list[str]) -> tuple[list[Spoken], list[Heard]]:
         """Natural speech of texts, and what the recogniser hears of it."""
@@ -254,12 +269,22 @@ class Judge:
             yield from self.served.speak(asked[start : start + _TOGETHER])
 
 
+def own_latents(clip: Spoken) -> Tensor:
+    return torch.from_numpy(clip.latents).float().unflatten(0, (-1, FRAMES))
+
+
 def measure(judge: Judge, options: argparse.Namespace, report: Report) -> None:
-    """Each mode of the first kind, the plain one of all, some for each seed."""
+    """Each mode of the first kind, the plain one of all, some for each seed; of the first kind also natural speech
+    through the codec, and its latents through the decoder alone."""
     for kind in options.kinds:
         other = dictionary(options.words, unheard=kind == "unheard")
         chosen, first = texts(kind, options.sentences, other), kind == options.kinds[0]
         natural, heard = judge.natural(chosen)
+        if first and not options.first_seed:
+            for way, copy in (("codec", lambda clip: judge.served.encode(clip.wave)), ("decoder", own_latents)):
+                copies = map(copy, natural)
+                codec = (Speech(patches, judge.served.sound(patches), True) for patches in copies)
+                report(f"{kind} {way}", score(list(judge.takes(codec, natural, heard))))
         for mode in options.modes if first else MODES[:1]:
             count = options.seeds if kind in SEEDED and mode == MODES[0] else 1
             for seed in range(options.first_seed, options.first_seed + count):

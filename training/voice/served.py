@@ -55,6 +55,11 @@ class Served:
         frames, channels = self.model.patch_shape
         return latents[0].T.reshape(-1, frames, channels).float().cpu()
 
+    @torch.no_grad()
+    def sound(self, patches: Tensor) -> Tensor:
+        """[n, P, D] -> samples at 48 kHz."""
+        return self.model.vae.decoder(patches.to(self._device).flatten(0, 1).T[None])[0, 0].float().cpu()
+
     @torch.inference_mode()
     def speak(self, prompts: list[Prompt]) -> list[Speech]:
         with self._device:
