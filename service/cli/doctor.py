@@ -23,7 +23,7 @@ from service.processes.config import api_process_count, connections_of_each, eng
 from service.settings.reading import GIB, SettingsError
 from service.settings.settings import Settings, load_settings, unknown_variables
 from service.system.children import attainable_limit, connections_within
-from service.system.packages import PackageError, begin_check, check_installed, end_check
+from service.system.packages import PackageError, check_importable, check_installed
 
 MIN_CACHE = 20 * GIB
 """Free space under which few of the hosted models can be downloaded."""
@@ -146,7 +146,7 @@ def _no_cuda(built_for: str | None) -> Finding:
 def _packages() -> Finding:
     try:
         check_installed()
-        end_check(begin_check())
+        check_importable()
     except PackageError as error:
         return Finding("packages", str(error).partition(";")[0], False, str(error).partition("; ")[2])
     return Finding("packages", "can be imported", True)

@@ -142,12 +142,11 @@ def _serve(settings: Settings) -> int:
             listener = bind(settings)
             catalog = load_catalog(settings, log.info)
             starts = runner.run(begin_engines(engine_configs(settings, catalog, engine_gpus(settings))))
-            check = packages.begin_check()
             # The engine processes import torch while this one imports the rest of the server.
             from service.processes.server import prepare_process, serve
             from service.processes.supervisor import Supervisor
 
-            packages.end_check(check)
+            packages.check_importable()
         processes = api_process_count(settings)
         if settings.api_processes == "auto":
             log.log(logging.INFO if processes.number > 1 else logging.DEBUG, "API processes: %s", processes)

@@ -34,6 +34,7 @@ from service.processes.control import (
 from service.processes.listener import CONNECTIONS, SharedListener
 from service.processes.server import Server, quiet_uvicorn, server_config
 from service.settings.reading import SettingsError
+from service.settings.settings import load_settings
 from service.system.children import end_soon, keep_freed_memory, wait_for_end_of_parent
 from service.system.logs import configure_logging
 
@@ -101,7 +102,7 @@ async def serve(config: ApiConfig) -> int:
     for inherited in config.inherited:
         os.set_inheritable(inherited, False)  # not for the decode workers
     control: ControlChannel[Notice] = await ControlChannel.open(socket.socket(fileno=config.control), Notice)
-    settings = config.server_settings()
+    settings = load_settings(config.settings)
     catalog, table = Catalog(config.models), config.table()
     metrics = create_metrics(catalog)
     clients = [create_engine(settings, metrics, None) for _ in range(config.engines)]

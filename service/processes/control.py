@@ -18,7 +18,7 @@ from service.link.messages import Struct
 from service.metrics.page import Families
 from service.processes.config import connections_of_each
 from service.processes.listener import CONNECTIONS
-from service.settings.settings import Settings, load_settings
+from service.settings.settings import Settings
 
 WORK_KINDS = (*sorted({KINDS.get(endpoint, endpoint) for endpoint in ENDPOINTS.values()}), "other", EXCESS)
 """Columns of admitted work."""
@@ -70,10 +70,6 @@ class ApiConfig(msgspec.Struct, frozen=True):
     @classmethod
     def read(cls, line: bytes) -> ApiConfig:
         return msgspec.json.decode(line, type=cls, dec_hook=lambda kind, value: kind(value))
-
-    def server_settings(self) -> Settings:
-        """The settings again, from their plain values."""
-        return load_settings(self.settings)
 
 
 def plain_settings(settings: Settings) -> dict[str, Any]:

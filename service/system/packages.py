@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-
-from service.system.children import python_environment
 
 
 def server_version() -> str:
@@ -23,19 +21,11 @@ def version_of(package: str) -> str:
 
 
 IMPORTED_LATER = ("PIL.Image", "av", "lameenc", "simplejpeg", "tokenizers", "llguidance")
-"""Modules that are first imported in other processes or for the first request."""
+"""Modules that would first be imported in other processes or for the first request."""
 OTHERS = ("torch", "zmq", "safetensors", "fastapi", "uvicorn", "websockets", "multipart", "prometheus_client", "jinja2")
-"""Further packages that are looked for, but not imported beside the server."""
+"""Further packages that are looked for, but not imported by the check."""
 NAMES = {"PIL": "pillow", "yaml": "pyyaml", "zmq": "pyzmq", "multipart": "python-multipart"}
 """Names of packages, by module where the two differ."""
-_TRY = """
-import sys
-for name in sys.argv[1:]:
-    try:
-        __import__(name)
-    except Exception as error:
-        sys.exit(name.partition(".")[0] + "\\n" + str(error))
-"""
 
 
 class PackageError(Exception):
@@ -65,15 +55,10 @@ def check_installed() -> None:
             raise PackageError(unusable(name, "it is not installed"))
 
 
-def begin_check() -> subprocess.Popen[str]:
-    """Start to import what is needed later, in a process beside this one, which then need not hold it."""
-    command = [sys.executable, "-P", "-c", _TRY, *IMPORTED_LATER]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=python_environment())
-
-
-def end_check(check: subprocess.Popen[str]) -> None:
-    """Raise PackageError if a package cannot be imported."""
-    _, said = check.communicate()
-    if check.returncode:
-        module, _, error = said.partition("\n")
-        raise PackageError(unusable(module, error))
+def check_importable() -> None:
+    """Raise PackageError if a package cannot be imported that a request or another process would import first."""
+    for module in IMPORTED_LATER:
+        try:
+            import_module(module)
+        except Exception as error:  # as of a library that is missing
+            raise PackageError(unusable(module, error)) from error

@@ -136,7 +136,7 @@ def test_settings_and_models_arrive_as_they_are(tmp_path: Path, monkeypatch: pyt
     config = started(settings, catalog)
     monkeypatch.setenv("REPRISE_MAX_BODY", "9M")  # what the supervisor made of the variables counts
     keys.unlink()
-    arrived = config.server_settings()
+    arrived = load_settings(config.settings)
     assert arrived.keys() == ("secret", "from-a-file")
     assert arrived.model_dump(exclude=SHARED) == settings.model_dump(exclude=SHARED)
     assert arrived.max_connections == 4
