@@ -9,11 +9,11 @@ import pytest
 from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, rooms_of, within
 
 LINES = {
-    "service": 40_088,
+    "service": 39_628,
     "service/api": 15_951,
     "service/cli": 2_740,
     "service/confined": 400,
-    "service/engine": 10_858,
+    "service/engine": 10_409,
     "service/graphs": 1_361,
     "service/hub": 550,
     "service/link": 1_390,
@@ -23,7 +23,7 @@ LINES = {
     "service/settings": 550,
     "service/system": 550,
     "service/tuning": 470,
-    "models": 22_870,
+    "models": 22_810,
     "models/checkpoints": 1_647,
     "models/interfaces": 830,
     "models/layers": 10_300,
@@ -33,7 +33,7 @@ LINES = {
     "models/voxcpm2": 3_110,
     "training": 8_472,
     "benchmarks": 8_740,
-    "tests": 52_407,
+    "tests": 51_940,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 45_000
