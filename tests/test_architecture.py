@@ -23,17 +23,17 @@ LINES = {
     "service/settings": 550,
     "service/system": 550,
     "service/tuning": 470,
-    "models": 22_870,
+    "models": 22_658,
     "models/checkpoints": 1_647,
     "models/interfaces": 830,
-    "models/layers": 10_300,
+    "models/layers": 10_115,
     "models/minicpmv": 1_800,
     "models/qwen_vl": 2_300,
     "models/text": 955,
-    "models/voxcpm2": 3_110,
+    "models/voxcpm2": 3_015,
     "training": 8_472,
     "benchmarks": 8_740,
-    "tests": 52_407,
+    "tests": 51_930,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 45_000
