@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from models.layers.kernels.gpu import current_gpu
-from models.layers.kernels.heads import LOG2_E, attend_block, head_sizes, load_heads, no_keys, values_in_keys
+from models.layers.kernels.heads import LOG2_E, head_sizes, values_in_keys
 from models.layers.kernels.launch import launch, row_strides
 from models.layers.kernels.varlen import bounds_of, segment_of_tile
 
@@ -25,23 +25,69 @@ _MOST_PARTIALS = 32 << 20
 
 
 @triton.jit
-def _attend(
-    softmax, q, k_base, v_base, table, first, length, limits, stride_k, stride_v, scale_log2,
-    D: tl.constexpr, DV: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, VALUES_IN_KEYS: tl.constexpr,
+def _attend_block(
+    acc1,
+    acc2,
+    peak,
+    total,
+    q1,
+    q2,
+    k_base,
+    v_base,
+    table,
+    first,
+    length,
+    limits,
+    stride_k,
+    stride_v,
+    scale_log2,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    D1: tl.constexpr,
+    D2: tl.constexpr,
+    V1: tl.constexpr,
+    V2: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    VALUES_IN_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
-    """attend_block of the keys from `first` on. MASKED: rows may see a part of it only, or it ends the sequence."""
+):
+    """One block of keys: online softmax in base 2. MASKED: rows may see a part of it only, or it ends the sequence."""
     keys = first + tl.arange(0, BLOCK_N)
     # Without MASKED every key is present, and the compiler drops the comparison.
     present = (keys < length) if MASKED else (keys >= 0)
     pages = tl.load(table + keys // PAGE, mask=present, other=0)
     slots = (pages.to(tl.int64) * PAGE + keys % PAGE)[:, None]
-    k_rows, v_rows = k_base + slots * stride_k, v_base + slots * stride_v
-    return attend_block(
-        softmax, q, keys, k_rows, v_rows, present[:, None], limits, scale_log2,
-        D, DV, D1, D2, V1, V2, True, MASKED, VALUES_IN_KEYS, PRECISION,
-    )  # fmt: skip
+    columns = tl.arange(0, D1)[None, :]
+    k_rows = k_base + slots * stride_k
+    k1 = tl.load(k_rows + columns, mask=present[:, None] & (columns < D), other=0.0)
+    scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
+    if D2 > 0:
+        rest = D1 + tl.arange(0, D2)[None, :]
+        k2 = tl.load(k_rows + rest, mask=present[:, None] & (rest < D), other=0.0)
+        scores = tl.dot(q2, tl.trans(k2), acc=scores, input_precision=PRECISION)
+    if MASKED:
+        scores = tl.where(keys[None, :] < limits[:, None], scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * scale_log2)
+    # A row that sees no key yet keeps -inf, and inf - inf is NaN.
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
+    weights = tl.exp2(scores * scale_log2 - base[:, None])
+    decay = tl.exp2(peak - base)
+    total = total * decay + tl.sum(weights, 1)
+    weights = weights.to(k1.dtype)
+    v_rows = v_base + slots * stride_v
+    if VALUES_IN_KEYS:
+        v1 = k1
+    else:
+        v_columns = tl.arange(0, V1)[None, :]
+        v1 = tl.load(v_rows + v_columns, mask=present[:, None] & (v_columns < DV), other=0.0)
+    acc1 = tl.dot(weights, v1, acc=acc1 * decay[:, None], input_precision=PRECISION)
+    if V2 > 0:
+        v_rest = V1 + tl.arange(0, V2)[None, :]
+        v2 = tl.load(v_rows + v_rest, mask=present[:, None] & (v_rest < DV), other=0.0)
+        acc2 = tl.dot(weights, v2, acc=acc2 * decay[:, None], input_precision=PRECISION)
+    return acc1, acc2, new_peak, total
 
 
 @triton.jit
@@ -140,10 +186,19 @@ def _paged_prefill_kernel(
             none = tl.full((BLOCK_M,), float("-inf"), tl.float32)
             tl.store(log_sum_ptr + places * splits + split, none, mask=kept & (alone == 0))
             return
-    softmax = no_keys(BLOCK_M, V1, V2)
+    acc1 = tl.zeros((BLOCK_M, V1), tl.float32)
+    # The unused second accumulator of head dims without a rest costs nothing: it is never read.
+    acc2 = tl.zeros((BLOCK_M, V2 if V2 > 0 else 16), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     if inside:
         q_rows = q_ptr + (packed * stride_q + heads * Q_HEAD)[:, None]
-        q = load_heads(q_rows, kept[:, None], D, D1, D2)
+        columns = tl.arange(0, D1)[None, :]
+        q1 = tl.load(q_rows + columns, mask=kept[:, None] & (columns < D), other=0.0)
+        q2 = q1
+        if D2 > 0:
+            rest = D1 + tl.arange(0, D2)[None, :]
+            q2 = tl.load(q_rows + rest, mask=kept[:, None] & (rest < D), other=0.0)
         k_base, v_base = k_ptr + kv_head * K_HEAD, v_ptr + kv_head * V_HEAD
         table = table_ptr + sequence.to(tl.int64) * stride_table
         limits = tl.minimum(cached + queries + 1, length)
@@ -152,22 +207,22 @@ def _paged_prefill_kernel(
         if SPLIT:
             full = tl.minimum(tl.maximum(full, begin), end)
         for first in range(begin, full, BLOCK_N):
-            softmax = _attend(
-                softmax, q, k_base, v_base, table, first, length, limits, stride_k, stride_v, scale_log2,
-                D, DV, D1, D2, V1, V2, PAGE, BLOCK_N, False, VALUES_IN_KEYS, PRECISION,
+            acc1, acc2, peak, total = _attend_block(
+                acc1, acc2, peak, total, q1, q2, k_base, v_base, table, first, length, limits, stride_k, stride_v,
+                scale_log2, D, DV, D1, D2, V1, V2, PAGE, BLOCK_N, False, VALUES_IN_KEYS, PRECISION,
             )  # fmt: skip
         for first in range(full, end, BLOCK_N):
-            softmax = _attend(
-                softmax, q, k_base, v_base, table, first, length, limits, stride_k, stride_v, scale_log2,
-                D, DV, D1, D2, V1, V2, PAGE, BLOCK_N, True, VALUES_IN_KEYS, PRECISION,
+            acc1, acc2, peak, total = _attend_block(
+                acc1, acc2, peak, total, q1, q2, k_base, v_base, table, first, length, limits, stride_k, stride_v,
+                scale_log2, D, DV, D1, D2, V1, V2, PAGE, BLOCK_N, True, VALUES_IN_KEYS, PRECISION,
             )  # fmt: skip
-    total = tl.where(softmax.total == 0.0, 1.0, softmax.total)
+    total = tl.where(total == 0.0, 1.0, total)
     norm = (1.0 / total)[:, None]
-    values1, values2 = softmax.acc1 * norm, softmax.acc2 * norm
+    values1, values2 = acc1 * norm, acc2 * norm
     if SPLIT:
         parts = places * splits + split
         _store_rows(partial_ptr, parts, values1, values2, kept & (alone == 0), DV, V1, V2)
-        log_sums = tl.where(alone, float("inf"), softmax.peak + tl.log2(total))
+        log_sums = tl.where(alone, float("inf"), peak + tl.log2(total))
         tl.store(log_sum_ptr + parts, log_sums, mask=kept)
         kept = kept & alone
     _store_rows(out_ptr, places, values1, values2, kept, DV, V1, V2)

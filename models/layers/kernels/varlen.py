@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.heads import LOG2_E, attend_block, head_sizes, load_heads, no_keys
+from models.layers.kernels.heads import LOG2_E, head_sizes
 from models.layers.kernels.launch import launch, row_strides
 
 _FEW_SEGMENTS, _MANY_SEGMENTS = 32, 256
@@ -39,20 +39,79 @@ def bounds_of(segment, cu_ptr, num_rows, num_segments):
 
 
 @triton.jit
-def _attend(
-    softmax, q, k_base, v_base, first, stop, limits, stride_k, stride_v, scale_log2,
-    D: tl.constexpr, DV: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
-    BLOCK_N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """attend_block of the keys from `first` on."""
+def _attend_block(
+    acc1,
+    acc2,
+    peak,
+    total,
+    q1,
+    q2,
+    k_base,
+    v_base,
+    first,
+    stop_key,
+    row_limit,
+    stride_k,
+    stride_v,
+    scale_log2,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    D1: tl.constexpr,
+    D2: tl.constexpr,
+    V1: tl.constexpr,
+    V2: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One block of keys: online softmax in base 2."""
     keys = first + tl.arange(0, BLOCK_N)
-    present = keys[:, None] < stop
+    present = keys[:, None] < stop_key
+    columns = tl.arange(0, D1)[None, :]
     k_rows = k_base + keys[:, None].to(tl.int64) * stride_k
     v_rows = v_base + keys[:, None].to(tl.int64) * stride_v
-    return attend_block(
-        softmax, q, keys, k_rows, v_rows, present, limits, scale_log2,
-        D, DV, D1, D2, V1, V2, MASKED, MASKED, False, PRECISION,
-    )  # fmt: skip
+    if MASKED:
+        k1 = tl.load(k_rows + columns, mask=present & (columns < D), other=0.0)
+    elif D1 > D:
+        k1 = tl.load(k_rows + columns, mask=columns < D, other=0.0)
+    else:
+        k1 = tl.load(k_rows + columns)
+    scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
+    if D2 > 0:
+        rest = D1 + tl.arange(0, D2)[None, :]
+        if MASKED:
+            k2 = tl.load(k_rows + rest, mask=present & (rest < D), other=0.0)
+        else:
+            k2 = tl.load(k_rows + rest, mask=rest < D, other=0.0)
+        scores = tl.dot(q2, tl.trans(k2), acc=scores, input_precision=PRECISION)
+    if MASKED:
+        scores = tl.where(keys[None, :] < row_limit[:, None], scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * scale_log2)
+    if MASKED:
+        # A row that sees no key yet keeps -inf, and inf - inf is NaN.
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    else:
+        base = new_peak
+    weights = tl.exp2(scores * scale_log2 - base[:, None])
+    decay = tl.exp2(peak - base)
+    total = total * decay + tl.sum(weights, 1)
+    v_columns = tl.arange(0, V1)[None, :]
+    if MASKED:
+        v1 = tl.load(v_rows + v_columns, mask=present & (v_columns < DV), other=0.0)
+    elif V1 > DV:
+        v1 = tl.load(v_rows + v_columns, mask=v_columns < DV, other=0.0)
+    else:
+        v1 = tl.load(v_rows + v_columns)
+    weights = weights.to(v1.dtype)
+    acc1 = tl.dot(weights, v1, acc=acc1 * decay[:, None], input_precision=PRECISION)
+    if V2 > 0:
+        v_rest = V1 + tl.arange(0, V2)[None, :]
+        if MASKED:
+            v2 = tl.load(v_rows + v_rest, mask=present & (v_rest < DV), other=0.0)
+        else:
+            v2 = tl.load(v_rows + v_rest, mask=v_rest < DV, other=0.0)
+        acc2 = tl.dot(weights, v2, acc=acc2 * decay[:, None], input_precision=PRECISION)
+    return acc1, acc2, new_peak, total
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_segments"])
@@ -110,12 +169,20 @@ def _varlen_kernel(
     kept = rows[:, None] < length_q
     packed = (q_begin + rows)[:, None].to(tl.int64)
     v_columns = tl.arange(0, V1)[None, :]
-    softmax = no_keys(BLOCK_M, V1, V2)
+    acc1 = tl.zeros((BLOCK_M, V1), tl.float32)
+    # The unused second accumulator of head dims without a rest costs nothing: it is never read.
+    acc2 = tl.zeros((BLOCK_M, V2 if V2 > 0 else 16), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
     if inside:
         k_begin = tl.load(cu_k_ptr + segment)
         length_k = tl.load(cu_k_ptr + segment + 1) - k_begin
         q_rows = q_ptr + packed * stride_q + head * Q_HEAD
-        q = load_heads(q_rows, kept, D, D1, D2)
+        columns = tl.arange(0, D1)[None, :]
+        q1 = tl.load(q_rows + columns, mask=kept & (columns < D), other=0.0)
+        q2 = q1
+        if D2 > 0:
+            rest = D1 + tl.arange(0, D2)[None, :]
+            q2 = tl.load(q_rows + rest, mask=kept & (rest < D), other=0.0)
         k_base = k_ptr + k_begin.to(tl.int64) * stride_k + (head // GROUP) * K_HEAD
         v_base = v_ptr + k_begin.to(tl.int64) * stride_v + (head // GROUP) * V_HEAD
         if CAUSAL:
@@ -126,24 +193,24 @@ def _varlen_kernel(
             row_limit = tl.zeros_like(rows) + length_k
             full_stop = length_k
             stop = length_k
+        peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         full = full_stop // BLOCK_N * BLOCK_N
         for first in range(0, full, BLOCK_N):
-            softmax = _attend(
-                softmax, q, k_base, v_base, first, stop, row_limit, stride_k, stride_v, scale_log2,
+            acc1, acc2, peak, total = _attend_block(
+                acc1, acc2, peak, total, q1, q2, k_base, v_base, first, stop, row_limit, stride_k, stride_v, scale_log2,
                 D, DV, D1, D2, V1, V2, BLOCK_N, False, PRECISION,
             )  # fmt: skip
         for first in range(full, stop, BLOCK_N):
-            softmax = _attend(
-                softmax, q, k_base, v_base, first, stop, row_limit, stride_k, stride_v, scale_log2,
+            acc1, acc2, peak, total = _attend_block(
+                acc1, acc2, peak, total, q1, q2, k_base, v_base, first, stop, row_limit, stride_k, stride_v, scale_log2,
                 D, DV, D1, D2, V1, V2, BLOCK_N, True, PRECISION,
             )  # fmt: skip
-    norm = 1.0 / tl.where(softmax.total == 0.0, 1.0, softmax.total)
-    kind = out_ptr.dtype.element_ty
+    norm = 1.0 / tl.where(total == 0.0, 1.0, total)
     out_rows = out_ptr + (packed * HEADS + head) * DV
-    tl.store(out_rows + v_columns, (softmax.acc1 * norm[:, None]).to(kind), mask=kept & (v_columns < DV))
+    tl.store(out_rows + v_columns, (acc1 * norm[:, None]).to(out_ptr.dtype.element_ty), mask=kept & (v_columns < DV))
     if V2 > 0:
         v_rest = V1 + tl.arange(0, V2)[None, :]
-        tl.store(out_rows + v_rest, (softmax.acc2 * norm[:, None]).to(kind), mask=kept & (v_rest < DV))
+        tl.store(out_rows + v_rest, (acc2 * norm[:, None]).to(out_ptr.dtype.element_ty), mask=kept & (v_rest < DV))
     if SHORT:
         step = (tl.num_programs(1) - num_segments) * BLOCK_M
         for row in range(q_begin + first_row + step, tl.where(inside, 0, num_rows), step):
