@@ -44,13 +44,6 @@ class PoolMachine(RuleBasedStateMachine):
         self.held.append(shared + own)
 
     @rule(data=st.data())
-    def hold(self, data: st.DataObject) -> None:
-        if self.held:
-            pages = data.draw(st.sampled_from(self.held))[: data.draw(st.integers(0, 3))]
-            assert self.pool.hold(pages) == pages
-            self.held.append(list(pages))
-
-    @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         if self.held:
             self.pool.release(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))

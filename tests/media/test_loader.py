@@ -140,7 +140,6 @@ async def test_isolated_pictures_are_decoded_elsewhere(loader: MediaLoader, monk
 async def test_a_picture_that_ends_its_process_is_refused_and_the_next_one_is_taken() -> None:
     images = decode_workers(1)
     loader = MediaLoader(Fetcher(UrlPolicy()), images, MediaLimits(), image_pool=images)
-    images.start()
 
     def prepare(image: object, source: bytes) -> object:
         return image
