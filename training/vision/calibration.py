@@ -9,7 +9,7 @@ second or more; of others that the model takes for its own, it is often less. So
 
 from __future__ import annotations
 
-import argparse
+import sys
 from pathlib import Path
 from random import Random
 
@@ -55,8 +55,4 @@ def calibrate(weights: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("weights", "out"):
-        parser.add_argument(name, type=Path)
-    options = parser.parse_args()
-    calibrate(options.weights, options.out)
+    calibrate(*map(Path, sys.argv[1:3]))

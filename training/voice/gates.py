@@ -148,24 +148,12 @@ def _longest(marked: np.ndarray) -> int:
     return int(np.diff(ends)[::2].max(initial=0))
 
 
-def one_each(phones: np.ndarray) -> np.ndarray:
-    """Phones frame by frame -> each once."""
-    return phones[np.flatnonzero(np.diff(phones.astype(int), prepend=-1))]
-
-
-def wrong_phones(heard: np.ndarray, text: np.ndarray) -> float:
-    """Share of the text's phones, as the network hears them without knowing words or the text."""
-    said, wanted = (phones[phones != _PAUSE].tolist() for phones in (one_each(heard.argmax(1)), text))
-    return distance(wanted, said) / len(wanted)
-
-
 @dataclass(frozen=True)
 class Heard:
-    """What was heard of speech: words, how its phones are followed, and the share of them that is wrong."""
+    """What was heard of speech: words, and how its phones are followed."""
 
     words: str
     reading: Reading
-    phones: float
 
 
 @dataclass(frozen=True)
@@ -203,8 +191,6 @@ def score(takes: list[Take], natural_words: float = 0.05) -> dict[str, float | b
         "natural_characters": errors(natural, False),
         "words": errors(generated, True),
         "natural_words": errors(natural, True),
-        "phones": sum(take.heard.phones for take in takes) / count,
-        "natural_phones": sum(take.natural_heard.phones for take in takes) / count,
         "faultless": sum(plain(take.spoken) == take.heard.words for take in takes) / count,
         "stop_failures": sum(not take.stopped for take in takes) / count,
         "repeats_and_skips": sum(take.repeats_or_skips for take in takes) / count,
@@ -234,9 +220,9 @@ class Judge:
 
     def hear(self, wave: Tensor, sounds: np.ndarray) -> Heard:
         """sounds: phones of natural speech of the text, frame by frame."""
-        text, logs = one_each(sounds), self.recogniser.phones(wave)
-        reading = follow(logs, text, self.recogniser.known)
-        return Heard(self.recogniser(wave), reading, wrong_phones(logs, text))
+        each_once = sounds[np.flatnonzero(np.diff(sounds.astype(int), prepend=-1))]
+        reading = follow(self.recogniser.phones(wave), each_once, self.recogniser.known)
+        return Heard(self.recogniser(wave), reading)
 
     def natural(self, chosen: list[str]) -> tuple[list[Spoken], list[Heard]]:
         """Natural speech of texts, and what the recogniser hears of it."""
