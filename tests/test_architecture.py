@@ -9,19 +9,19 @@ import pytest
 from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, rooms_of, within
 
 LINES = {
-    "service": 40_088,
-    "service/api": 15_951,
+    "service": 39_400,
+    "service/api": 15_725,
     "service/cli": 2_740,
-    "service/confined": 400,
+    "service/confined": 380,
     "service/engine": 10_858,
     "service/graphs": 1_361,
-    "service/hub": 550,
-    "service/link": 1_390,
+    "service/hub": 503,
+    "service/link": 1_207,
     "service/media": 2_916,
-    "service/metrics": 600,
-    "service/processes": 1_357,
-    "service/settings": 550,
-    "service/system": 550,
+    "service/metrics": 562,
+    "service/processes": 1_220,
+    "service/settings": 496,
+    "service/system": 525,
     "service/tuning": 470,
     "models": 22_870,
     "models/checkpoints": 1_647,
@@ -33,7 +33,7 @@ LINES = {
     "models/voxcpm2": 3_110,
     "training": 8_472,
     "benchmarks": 8_740,
-    "tests": 52_407,
+    "tests": 51_778,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 45_000
@@ -42,7 +42,7 @@ WORDS = 45_000
 FILES = 189
 """The most Python files of service."""
 
-ROOMS = {"service": (16, 45), "service/api": (12, 42), "service/engine": (9, 16), "models": (10, 29)}
+ROOMS = {"service": (16, 43), "service/api": (12, 42), "service/engine": (9, 16), "models": (10, 29)}
 """By package: the most rooms (its modules and packages), and the most pairs of which one imports the other."""
 
 MAY_IMPORT = {
