@@ -221,12 +221,22 @@ class EngineStarts:
         self.config = config
         self._entry = entry
         self._begun: EngineProcess | None = None
+        self._keeper: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
         """Start the process of the first link, which imports torch while this process imports the server. If that
         fails, the link tries again, and reports why it cannot be started."""
         with suppress(OSError):
             self._begun = await EngineProcess.start(self.config, self._entry)
+            self._keeper = asyncio.create_task(self._keep(self._begun))
+
+    async def _keep(self, engine: EngineProcess) -> None:
+        """End a process that no link has taken when the event loop ends, as where the server cannot start."""
+        try:
+            await engine.process.wait()
+        finally:
+            if self._begun is engine:
+                await engine.end()
 
     def link(self, announce: Callable[[str | None], None] = lambda address: None) -> ProcessLink:
         """The link of the next start."""
