@@ -79,13 +79,13 @@ def chat_step() -> Workload:
     engine = InlineEngine(num_pages=ROWS * 20 + 1, max_running=ROWS, max_step_tokens=4096, page_size=16)
     for row in range(ROWS):
         engine.submit(str(row), tiny_prompt([[row % 50 + 1] * 20]), max_tokens=2 * ROUNDS)
-    while len(engine.worker._scheduler.rows.slots) < ROWS:
+    outputs = engine.channel.outputs
+    while not outputs or len(outputs[-1].chat) < ROWS:  # prompts end in different steps
         engine.turn()
     for bucket in engine.worker._runner.graphs.decode[False]._graphs.values():
         bucket.static.fill(bucket.layout, Plan(arrays={}, required=bucket.bucket))
         bucket.capture.replay()  # which makes the outputs
         object.__setattr__(bucket, "capture", _NothingCaptured(bucket.capture.outputs))
-    outputs = engine.channel.outputs
 
     def step() -> None:
         sent = len(outputs)

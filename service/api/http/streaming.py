@@ -143,21 +143,23 @@ class LiveResponse(Response):
             await self._chunks.aclose()
 
     async def _stream(self, receive: Receive, send: Send) -> None:
-        async with ended_early(receive, self._timeout) as end:
+        end: Callable[[type[Exception]], None]
 
-            def start_monitor() -> None:
-                self._monitoring = asyncio.create_task(self._monitor(send, end))
+        def start_monitor() -> None:
+            self._monitoring = asyncio.create_task(self._monitor(send, end))
 
-            timer = asyncio.get_running_loop().call_later(MONITOR_DELAY, start_monitor)
-            try:
+        timer = asyncio.get_running_loop().call_later(MONITOR_DELAY, start_monitor)
+        try:
+            # Nothing may wait between the last chunk and the end of this block: a server tells of a disconnect then.
+            async with ended_early(receive, self._timeout) as end:
                 async for chunk in self._chunks:
                     await self._send(send, chunk)
                 await self._send(send, b"", more=False)
-            finally:
-                timer.cancel()
-                if self._monitoring is not None:  # before an error is answered: what the monitor ends is over
-                    self._monitoring.cancel()
-                    await asyncio.gather(self._monitoring, return_exceptions=True)
+        finally:
+            timer.cancel()
+            if self._monitoring is not None:  # before an error is answered: what the monitor ends is over
+                self._monitoring.cancel()
+                await asyncio.gather(self._monitoring, return_exceptions=True)
 
     async def _monitor(self, send: Send, end: Callable[[type[Exception]], None]) -> None:
         """Send keep-alive comments, and end the stream when the client has read nothing for the write timeout. A
