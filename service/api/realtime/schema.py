@@ -213,11 +213,13 @@ class SessionParams(Overrides, frozen=True, kw_only=True):
 
 class ResponseParams(Overrides, frozen=True, kw_only=True):
     """The configuration of one response. conversation "none": the answer is not added to the conversation. input: items
-    to answer instead of the conversation's, new ones or references to those."""
+    to answer instead of the conversation's, new ones or references to those. prompt, reasoning: not supported."""
 
     conversation: Literal["auto", "none"] | None = None
     input: list[ConversationItem] | None = None
     metadata: Metadata | None = None
+    prompt: None = None
+    reasoning: None = None
 
 
 class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):

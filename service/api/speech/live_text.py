@@ -182,15 +182,10 @@ class LiveText:
             if segments or last:
                 self.context.engine.send(SpeechAppend(self._request_id, segments, last))
         elif segments:
-            job, context = self.job, self.context
+            job, context, ids = self.job, self.context, self._text.transcript_ids
             self.arrival = time.monotonic() if self.arrival is None else self.arrival
             request = job.request(
-                segments,
-                self._text.transcript_ids,
-                live=self.live,
-                open=not last,
-                arrival=self.arrival,
-                number=self.number,
+                segments, ids, live=self.live, open=not last, arrival=self.arrival, number=self.number
             )
             self._request_id = request.request_id
             self.feed.set_result(AudioFeed(context, job, request, self.script, context.speech_ahead))

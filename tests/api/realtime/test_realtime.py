@@ -292,7 +292,7 @@ async def test_a_response_beside_the_conversation(conversing: Conversing, socket
     assert events[-1]["response"]["conversation_id"] is None
     assert not [event for event in events if event["type"].startswith("conversation.")]
     assert conversing.seen[-1] == [("user", "One."), ("user", "Three.")]
-    await answer(socket, output_modalities=["text"])
+    await answer(socket, output_modalities=["text"], prompt=None, reasoning=None)
     assert conversing.seen[-1] == [("user", "One."), ("user", "Two.")]
 
 
