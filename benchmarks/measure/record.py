@@ -91,12 +91,12 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def commit(checkout: Path | None = None) -> str:
-    """The commit under test, REPRISE_COMMIT where the tree was copied without its history; or another checkout's."""
-    if checkout is None and (commit := os.environ.get("REPRISE_COMMIT")):
+def commit() -> str:
+    """The commit under test, REPRISE_COMMIT where the tree was copied without its history."""
+    if commit := os.environ.get("REPRISE_COMMIT"):
         return commit
     command = ["git", "rev-parse", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=checkout or RESULTS.parent, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=RESULTS.parent, check=False)
     return done.stdout.strip() or "unknown"
 
 

@@ -88,8 +88,8 @@ class QuantizedTensors:
                     layer.scale = _SCALES.get(tensor.dtype, torch.float32)
                 whole = device.type != "meta" or found[1] in ("groups", "shape")
                 layer.beside[found[1]] = tensor.read() if whole else torch.empty(tensor.shape, device="meta")
-        for name, layer in self.layers.items():
-            self._check(name, layer)
+        for layer in self.layers.values():
+            self._check(layer)
 
     def _part(self, name: str, tensor: PublishedTensor) -> tuple[str, str] | None:
         """The weight that a tensor belongs to, and its part; None for a tensor that is not quantised."""
@@ -104,7 +104,7 @@ class QuantizedTensors:
                 return name.removesuffix(suffix) + (".weight" if suffix[0] == "." else ""), part
         return None
 
-    def _check(self, name: str, layer: _Layer) -> None:
+    def _check(self, layer: _Layer) -> None:
         if layer.codes is None:
             raise CheckpointError(f"{self._directory}: unexpected tensors: {listed(list(layer.names.values()))}")
         zeros = self._config.method == "compressed-tensors" and not self._config.symmetric

@@ -108,9 +108,9 @@ def talker() -> FakeTalker:
 
 
 @contextmanager
-def talking_server(talker: FakeTalker, chats: Sequence[str] = (), talkers: int = 1) -> Iterator[RunningServer]:
+def talking_server(talker: FakeTalker, chats: Sequence[str] = ()) -> Iterator[RunningServer]:
     """A server that answers with the question and says 0.1 s for each segment. chats: further models that answer."""
-    hosted = talking_catalog(talkers).models
+    hosted = talking_catalog().models
     more = [HostedModel((name,), "chat", Checkpoint(name, Path("/", name)), hosted[0].load, 1) for name in chats]
     catalog = Catalog([*hosted, *more])
     with running_server(catalog, lambda config: InlineLink(config, talker.serve), fixed_voices="off") as server:

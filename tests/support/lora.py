@@ -17,17 +17,15 @@ from models.voxcpm2.model import VoxCPM2
 GROUPS = ("lm", "dit", "enc_to_lm_proj", "lm_to_dit_proj", "res_to_dit_proj", "fusion_concat_proj")
 
 
-def random_adapter(
-    checkpoint: Path, rank: int, seed: int, groups: Collection[str] = GROUPS, strength: float = 0.2
-) -> dict[str, Tensor]:
-    """Tensors by published name. strength: about what B A adds to a layer's output, relative to it."""
+def random_adapter(checkpoint: Path, rank: int, seed: int, groups: Collection[str] = GROUPS) -> dict[str, Tensor]:
+    """Tensors by published name. B A adds about a fifth to a layer's output."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for place in lora_places(load_config(checkpoint)).values():
         for name, width in zip(place.names, place.widths, strict=True):
             if place.group in groups:
                 a = torch.randn((rank, place.inputs), generator=generator) * place.inputs**-0.5
-                b = torch.randn((width, rank), generator=generator) * strength * rank**-0.5
+                b = torch.randn((width, rank), generator=generator) * 0.2 * rank**-0.5
                 tensors[f"{name}.lora_A"], tensors[f"{name}.lora_B"] = a, b
     return tensors
 

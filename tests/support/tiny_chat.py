@@ -119,7 +119,7 @@ class TinyChat:
     decoder: CausalDecoder
 
 
-def tiny_model(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, *, axes: int = 3) -> TinyChat:
+def tiny_model(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> TinyChat:
     """Seeded weights: the decoder's so large that greedy tokens vary; the encoder's so small that its softmax is not
     sharp, where the order of float32 sums would show in the fifth digit."""
     block = BlockConfig(
@@ -140,7 +140,7 @@ def tiny_model(device: torch.device | str = "cpu", dtype: torch.dtype = torch.fl
         max_positions=CONTEXT,
         rope_theta=1e4,
         tied=False,
-        mrope_section=(4, 2, 2) if axes == 3 else (),
+        mrope_section=(4, 2, 2),
     )
     generator = torch.Generator().manual_seed(7)
     model = TinyChat(TinyEncoder(), CausalDecoder(config))
@@ -185,7 +185,7 @@ def tiny_item(seed: int, lengths: Sequence[int]) -> MediaItem:
     )
 
 
-def tiny_prompt(pieces: Sequence[Sequence[int] | MediaItem], *, axes: int = 3) -> Prompt:
+def tiny_prompt(pieces: Sequence[Sequence[int] | MediaItem]) -> Prompt:
     """Text pieces are ids; an item takes one position on the first axis and counts up on the others."""
     ids: list[int] = []
     columns: list[np.ndarray] = []
@@ -198,11 +198,11 @@ def tiny_prompt(pieces: Sequence[Sequence[int] | MediaItem], *, axes: int = 3) -
             placeholders.append(PlaceholderRange(len(items), len(ids), length))
             items.append(piece)
             ids += [MEDIA_TOKEN] * length
-            columns.append(np.stack([np.full(length, position), *[position + np.arange(length)] * 2])[-axes:])
+            columns.append(np.stack([np.full(length, position), *[position + np.arange(length)] * 2]))
             position += length
         else:
             ids += piece
-            columns.append(np.broadcast_to(position + np.arange(len(piece)), (axes, len(piece))))
+            columns.append(np.broadcast_to(position + np.arange(len(piece)), (3, len(piece))))
             position += len(piece)
     return Prompt(
         np.array(ids, dtype=np.int32),

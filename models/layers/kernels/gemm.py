@@ -98,8 +98,8 @@ def streamed_alone(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
 
 
 def vocabulary(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
-    """Few rows to logits, which read hundreds of megabytes (benchmarks/results/kernels/heads.json): 8 rows of
-    Qwen2-VL-2B take 157 us, with cuBLAS 170. None where cuBLAS is as fast or the tiles do not fit."""
+    """Few rows to logits, which read hundreds of megabytes: 8 rows of Qwen2-VL-2B take 157 us, with cuBLAS 170. None
+    where cuBLAS is as fast or the tiles do not fit."""
     rows = x.numel() // x.shape[-1]
     if weight.shape[0] < _VOCABULARY or weight.shape[0] % 64 or rows > 64 or not streams(x, weight):
         return None

@@ -40,7 +40,7 @@ CACHED_PREFILL_TOKENS = {
     "cpu": (16, 64),
 }
 """Tokens of the captured prefills of any chunks. A later turn of a conversation has few tokens; a chunk of a long
-prompt takes the whole budget of a step, or what decode rows leave of it."""
+prompt takes the whole budget of a step, or what fits between two decode steps."""
 
 
 def token_buckets(sizes: tuple[int, ...], budget: int, *, whole: bool = False) -> list[int]:

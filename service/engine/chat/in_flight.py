@@ -22,7 +22,7 @@ class Launch:
     kind: str
     """StepKind of a step, or "encoder"."""
     size: int
-    """Tokens of a step, patches of an encoder pass."""
+    """Decode rows, tokens of chunks or patches of an encoder pass."""
     route: str
     launched_at: float
     """On the worker's clock."""

@@ -314,8 +314,8 @@ class Pacing:
         return max(seconds, self.costs.mean("verify", rows)) if verifies else seconds
 
     def chunk_budget(self, rows: int, allowance: float, sizes: Sequence[int], *, must: bool) -> ChunkBudget:
-        """The chunk budget of a step with `rows` decode rows. allowance: seconds for the whole step. must: the step may
-        hold MIN_CHUNK_TOKENS even if that takes longer. sizes: tokens of the captured prefills."""
+        """The budget of a step of chunks between steps of `rows` decode rows. allowance: seconds for it and one of
+        these. must: it may hold MIN_CHUNK_TOKENS even if that takes longer. sizes: tokens of the captured prefills."""
         decode_seconds = self.decode_seconds(rows)
         seconds = allowance - decode_seconds
         room = self.gaps.room(decode_seconds) if rows else math.inf
@@ -344,5 +344,5 @@ class Pacing:
             self.gaps.others_launched(seconds)
 
     def smallest_step(self, rows: int, *, prefills: bool) -> float:
-        """Predicted seconds of the smallest step."""
+        """Predicted seconds of a decode step and, if there are prompts, of the smallest chunk before it."""
         return self.decode_seconds(rows) + (self.costs.prefill.seconds(MIN_CHUNK_TOKENS, 0) if prefills else 0.0)

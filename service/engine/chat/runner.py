@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.interfaces.capturable import Plan
 from models.protocol import ChatModel
-from service.engine.chat import warmup as scratch
+from service.engine.chat import warmup
 from service.engine.chat.graphs import ChatGraphs, StepSizes
 from service.engine.chat.guided.guidance import MaskJob, MaskTable
 from service.engine.chat.inputs import (
@@ -123,10 +123,10 @@ class ChatRunner:
         graphs = self._make_graphs(num_pages=1, state_rows=1)
         num_bytes = graphs.state.num_bytes + graphs.held_hidden.nbytes
         num_bytes += state_rows * row_bytes(self._decoder.state_specs())
-        return MemoryRequirements(max(peak_bytes(run, device) for run in scratch.largest_runs(graphs)), num_bytes)
+        return MemoryRequirements(max(peak_bytes(run, device) for run in warmup.largest_runs(graphs)), num_bytes)
 
     def warm_up(self) -> Iterator[None]:
-        return scratch.warm_up(self.graphs)
+        return warmup.warm_up(self.graphs)
 
     @property
     def prefill_sizes(self) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ class ChatRunner:
     def calibrate(self, pacing: Pacing, encoder: GraphRunner) -> None:
         """Starts `pacing` from what the captures measured, and from what cached keys cost."""
         runners = {"decode": self.graphs.decode[False], "verify": self.graphs.verify[False], "encoder": encoder}
-        pacing.start(runners, self.graphs.cached_prefill, scratch.pair_seconds(self.graphs))
+        pacing.start(runners, self.graphs.cached_prefill, warmup.pair_seconds(self.graphs))
 
     def launch(self, step: Step, embeds: Embeds) -> StepOutput:
         """Launches one step. embeds: the encoder outputs of an item of a sequence.

@@ -23,7 +23,7 @@ _MEASURED_CONTEXT = 4096
 
 
 def largest_runs(graphs: ChatGraphs) -> Iterator[Callable[[], object]]:
-    """What takes most memory eagerly: the largest step with a prefill, and steps of all slots."""
+    """What takes most memory eagerly: the largest prefill, and steps of all slots."""
     config, sizes = graphs.context.config, graphs.sizes
     tokens = min(config.max_step_tokens, sizes.max_pages * sizes.page_size)
     yield partial(scratch_prefill, graphs, [tokens])

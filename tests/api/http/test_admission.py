@@ -266,8 +266,8 @@ def table() -> Iterator[UsageTable]:
         yield UsageTable(file.fileno(), 2, KINDS)
 
 
-def admission(table: UsageTable, process: int, shares: dict[str, float] | None = None) -> Admission:
-    return Admission(4, 1000, Metrics(), shares, table.row(process))
+def admission(table: UsageTable, process: int) -> Admission:
+    return Admission(4, 1000, Metrics(), None, table.row(process))
 
 
 def test_requests_of_all_processes_count(table: UsageTable) -> None:
