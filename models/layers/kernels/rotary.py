@@ -26,8 +26,7 @@ def _normed_halves(first, second, weight_ptr, near, far, wide, eps, HALF: tl.con
     return first.to(tl.float32), second.to(tl.float32)
 
 
-# A mixed batch's slots begin behind its decode rows, at any multiple of 8 bytes.
-@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
+@triton.jit
 def _rotate_and_cache_kernel(
     q_ptr,
     k_ptr,

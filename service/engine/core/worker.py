@@ -129,7 +129,7 @@ class ModelWorker(Protocol):
         """Capture one wanted bucket, with nothing in flight; False when none is wanted.
 
         idle False: before readiness, only buckets without which the first requests would be slow. idle True: one part
-        of a capture of the rest of the bucket list, then of buckets that demand has shown to pay off.
+        of a capture of the rest of the bucket list.
         """
         ...
 
