@@ -183,9 +183,6 @@ def rotations(rows: int) -> None:
     qkv, cache = empty(rows, 20, 128), empty(64, 2, 128)
     q, k, v = qkv.split((16, 2, 2), dim=1)
     rotary.rotate_and_cache(q, k, v, (cos, sin), cache, cache, int64(rows))
-    # A part of these rows.
-    q, k, v, cos, sin, slots = (x[1:] for x in (q, k, v, cos, sin, int64(rows)))
-    rotary.rotate_and_cache(q, k, v, (cos, sin), cache, cache, slots)
 
 
 def rotations_of_normed_heads(rows: int) -> None:

@@ -26,8 +26,7 @@ def _normed_halves(first, second, weight_ptr, near, far, wide, eps, HALF: tl.con
     return first.to(tl.float32), second.to(tl.float32)
 
 
-# Slots may be part of a tensor, at any multiple of 8 bytes: one kernel serves all.
-@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
+@triton.jit
 def _rotate_and_cache_kernel(
     q_ptr,
     k_ptr,

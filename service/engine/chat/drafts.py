@@ -168,7 +168,7 @@ class DraftLength:
         """Steps since they paid, and since they did not."""
 
     def choose(self, rows: int, costs: ChatCosts) -> int:
-        """For a step of decode rows alone."""
+        """For a step of so many decode rows."""
         if not self._most or not 0 < rows <= MAX_ROWS:
             return 0
         plain, verify = costs.mean("decode", rows), costs.mean("verify", rows)

@@ -155,7 +155,6 @@ class ChatGraphs:
         """The captured prefill that holds the chunks and takes the least time; None if none holds them."""
         runners = [self.cached_prefill] if cached_context else [self.prefill, self.cached_prefill]
         captures = {runner: graph.capture for runner in runners if (graph := runner.graph_for(required)) is not None}
-
         return min(captures, key=lambda runner: captures[runner].seconds or 0.0, default=None)
 
     def _prefill_runner(self, sequences: Mapping[int, int], *, cached: bool) -> GraphRunner:

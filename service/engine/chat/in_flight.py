@@ -51,7 +51,7 @@ class Launch:
 
     @property
     def rows(self) -> int:
-        """Number of sequences that it computes for: decode rows and chunks."""
+        """Number of sequences that it computes for: decode rows or chunks."""
         return len(self.sequences) + sum(not chunk.is_last for chunk in self.chunks)
 
     @property

@@ -18,7 +18,7 @@ can make a live listener's audio run out."""
 _MAX_OVER_MEAN = 3.0
 """A measurement counts as at most this many times the mean: a launch may be held up, as on a suspended machine."""
 _MAX_JUMP = 1.3
-"""The same of prefill chunks, which also count as at least the mean divided by it."""
+"""The same of prefill chunks."""
 _USUAL_PAIR = 1e-4
 """Cost of a pair of a query and a cached key, relative to a token, before anything is measured."""
 
@@ -96,7 +96,7 @@ class PrefillCost:
             return
         uncached, context = self._uncached.mean(tokens), self._pair * pairs
         expected = uncached + context
-        error = min(max(seconds, expected / _MAX_JUMP), expected * _MAX_JUMP) - expected
+        error = min(seconds, expected * _MAX_JUMP) - expected
         share = uncached**2 / (uncached**2 + context**2)
         self._uncached.observe(tokens, uncached + share * error)
         if pairs:

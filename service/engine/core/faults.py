@@ -83,8 +83,8 @@ class LaunchError(Exception):
 
 
 class RepeatableLaunchError(LaunchError):
-    """A pass of prompts or of an encoder failed, and nothing is committed: decode rows are unchanged, and the pass may
-    be launched again, which writes once more all that it has written."""
+    """A pass of prompts or of an encoder failed. It may be launched again, which writes once more all that it has
+    written."""
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from models.interfaces.capturable import Bucket
 from service.engine.core.pages import Digest
 from service.engine.speech.costs import Kind
+from service.graphs.buckets import round_up
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,9 @@ def replayed_cost_key(bucket: Bucket) -> tuple[Kind, int]:
 
 
 def eager_cost_key(tokens: int) -> tuple[Kind, int]:
-    """Kind and size under which the cost of an eager prefill is kept: rounded up to one of four sizes per power of two,
-    so that each size is measured often."""
-    step = 1 << max(0, tokens.bit_length() - 3)
-    return "prefill", -(-tokens // step) * step
+    """Kind and size under which the cost of an eager prefill is kept: rounded up, so that each size is measured
+    often."""
+    return "prefill", round_up(tokens)
 
 
 class Playback:

@@ -164,7 +164,7 @@ DECODE, LAUNCH, TOKEN, PAIR, PATCH = 0.002, 0.001, 1e-4, 1e-6, 2e-4
 
 class PacedEngine(InlineEngine):
     """Launches are over when they return, as on a CPU. gaps: between tokens of the rows; launched: what ran, in order:
-    decode rows and chunk tokens of a step, patches of a pass."""
+    decode rows or chunk tokens of a step, patches of a pass."""
 
     def __init__(self, *, token: float = TOKEN, **settings: Any) -> None:
         """token: seconds that each token of a chunk takes."""

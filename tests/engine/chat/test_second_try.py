@@ -43,7 +43,7 @@ def counted(engine: InlineEngine) -> dict[tuple[str, str], int]:
 
 
 def answers(engine: InlineEngine, *, guided: bool) -> dict[str, list[int]]:
-    """Of requests that come one after the other, so that prompts are computed beside decode rows."""
+    """Of requests that come one after the other, so that prompts are computed while others decode."""
     names = []
     for kind, sampling in SAMPLINGS.items():
         for name, prompt in PROMPTS.items():
