@@ -9,11 +9,11 @@ import pytest
 from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, rooms_of, within
 
 LINES = {
-    "service": 37_471,
-    "service/api": 15_262,
+    "service": 37_469,
+    "service/api": 15_261,
     "service/cli": 2_594,
     "service/confined": 380,
-    "service/engine": 10_358,
+    "service/engine": 10_357,
     "service/graphs": 1_164,
     "service/hub": 503,
     "service/link": 1_207,
@@ -22,16 +22,16 @@ LINES = {
     "service/processes": 1_219,
     "service/settings": 495,
     "service/system": 525,
-    "models": 21_930,
+    "models": 21_929,
     "models/checkpoints": 1_638,
     "models/interfaces": 823,
-    "models/layers": 9_927,
+    "models/layers": 9_926,
     "models/minicpmv": 1_663,
     "models/qwen_vl": 2_093,
     "models/text": 920,
     "models/voxcpm2": 2_936,
     "training": 8_491,
-    "benchmarks": 8_916,
+    "benchmarks": 8_913,
     "tests": 48_430,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
