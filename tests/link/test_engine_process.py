@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import os
 from service.link.messages import EngineState, Outputs, Stop
 
 def serve(config, channel):
-    told = f"{os.getpid()} {config.restarted} {config.models[0].name}"
+    told = f"{os.getpid()} {os.getcwd()} {config.restarted} {config.models[0].name}"
     channel.send(Outputs(state=EngineState("ready", told, (), 0)))
     while not any(isinstance(command, Stop) for command in channel.receive(None)):
         pass
@@ -35,27 +36,26 @@ CONFIG = EngineConfig((ModelConfig("model", "/nowhere"),), device="cpu")
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "entry_of_test.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    (gone := tmp_path / "release").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()  # as where a release is replaced while its server runs
 
 
 async def test_the_first_start_runs_in_the_process_that_was_begun_and_later_ones_are_restarts() -> None:
-    starts = EngineStarts(CONFIG, "entry_of_test:serve")
+    starts, lives = EngineStarts(CONFIG, "entry_of_test:serve"), [list[str]() for _ in range(3)]
     await starts.begin()
-    begun, lives = starts._begun, list[list[str]]()
-    assert begun is not None
-    for _ in range(3):
-        told: list[str] = []
+    assert (begun := starts._begun) is not None
+    for told in lives:
 
         def heard(outputs: Outputs, told: list[str] = told) -> None:
             assert outputs.state is not None
             told += outputs.state.detail.split()
 
-        link = starts.link()
-        running = asyncio.create_task(link.run(heard))
-        await until(lambda told=told: bool(told), what="the engine is ready")
+        running = asyncio.create_task((link := starts.link()).run(heard))
+        await until(partial(bool, told), what="the engine is ready")
         link.send(Stop())
         assert await running == "stopped"
-        lives.append(told)
-    assert [life[1:] for life in lives] == [["False", "model"], ["True", "model"], ["True", "model"]]
+    assert [life[1:] for life in lives] == [["/", restarted, "model"] for restarted in ("False", "True", "True")]
     pids = [int(pid) for pid, *_ in lives]
     assert pids[0] == begun.process.pid and len(set(pids)) == 3 and not Path(begun.directory.name).exists()
 
