@@ -9,7 +9,7 @@ import pytest
 from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, rooms_of, within
 
 LINES = {
-    "service": 37_469,
+    "service": 37_484,
     "service/api": 15_261,
     "service/cli": 2_594,
     "service/confined": 380,
@@ -17,7 +17,7 @@ LINES = {
     "service/graphs": 1_164,
     "service/hub": 503,
     "service/link": 1_207,
-    "service/media": 2_688,
+    "service/media": 2_704,
     "service/metrics": 561,
     "service/processes": 1_219,
     "service/settings": 495,
@@ -32,7 +32,7 @@ LINES = {
     "models/voxcpm2": 2_936,
     "training": 8_491,
     "benchmarks": 8_913,
-    "tests": 48_430,
+    "tests": 48_437,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 45_000

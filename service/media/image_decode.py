@@ -189,6 +189,8 @@ class PixelImage(Image.Image):
 
 
 NEW_SUBFILE_TYPE, COMPRESSION, DNG_VERSION = 254, 259, 50706
+MAX_STRIPS = 65_536
+"""Or tiles of a TIFF: Pillow decodes each on its own, however small."""
 COMPRESSIONS = {1: "none", 2: "CCITT", 3: "CCITT", 4: "CCITT", 5: "LZW", 7: "JPEG", 8: "Deflate"} | {
     32773: "PackBits",
     32946: "Deflate",
@@ -214,6 +216,8 @@ def check_tiff(image: TiffImageFile, field: str) -> None:
         raise InputError(field, f"the TIFF has the compression {given} ({compression}); {names} are supported")
     if mode not in MODES or (mode.startswith("I") and (bits != 16 or tags.get(PHOTOMETRIC) == WHITE_IS_ZERO)):
         raise InputError(field, f"the TIFF has samples of {bits} bits in mode {mode}; convert it to PNG or JPEG")
+    if (count := len(image.tile)) > MAX_STRIPS:
+        raise InputError(field, f"the TIFF has {count} strips or tiles: at most {MAX_STRIPS} allowed")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

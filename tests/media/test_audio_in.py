@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from models.interfaces.errors import InputError
-from service.media.audio_decode import decode_samples
+from service.media.audio_decode import MOST_CHUNKS, decode_samples
 from service.media.loader import decode_audio, decode_workers
 from service.media.messages import AudioLimits
 from tests.media.samples import mutations, sound, sound_by_av, tone
@@ -179,6 +179,8 @@ def test_a_wav_of_16_bits_is_what_ffmpeg_reads_of_it(monkeypatch: pytest.MonkeyP
     monkeypatch.undo()
     monkeypatch.setattr("service.media.audio_decode.open_container", None)
     assert np.array_equal(decode(data), found[0])
+    with pytest.raises(TypeError):  # one with many chunks is left to FFmpeg, which is gone
+        decode(data[:36] + 2 * MOST_CHUNKS * struct.pack("<2I", 1, 0) + data[36:])
 
 
 def test_files_that_were_joined() -> None:

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from deploy.documents import formats_page
 from models.interfaces.errors import InputError
 from service.media.file_formats import FORMATS, Kind, is_confined, refusal
-from service.media.image_decode import decode_image
+from service.media.image_decode import MAX_STRIPS, decode_image
 from service.media.messages import ImageLimits
 from tests.media.samples import encoded, picture
 
@@ -95,6 +95,11 @@ def test_tiffs_that_would_mislead_are_refused() -> None:
     assert "a camera's raw file" in refused(made(tiffinfo={254: 1}))
     assert "mode F" in refused(encoded(Image.new("F", (4, 4), 0.5), "TIFF"))
     assert "damaged" in refused(made()[:200])
+    count = MAX_STRIPS + 1  # of a row each, all at one place
+    tags = {256: 1, 257: count, 258: 8, 259: 1, 262: 1, 273: (count, 8), 277: 1, 278: 1}
+    entries = ((tag, 4, *given) if isinstance(given, tuple) else (tag, 4, 1, given) for tag, given in tags.items())
+    head = b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *one) for one in entries)
+    assert "has 65537 strips or tiles: at most 65536 allowed" in refused(head + bytes(5 * count))
 
 
 def test_run_length_bmps_are_refused() -> None:
