@@ -42,7 +42,7 @@ MP4 with H.264, sounds to WAV.
 
 - **TIFF and AVIF** are decoded only in confined processes (`media_workers`), and may not be frames of a list. Of a TIFF
   the first page is read: uncompressed, CCITT, LZW, JPEG, Deflate or PackBits; 1 to 8 bits, or 16; palettes,
-  transparency and CMYK.
+  transparency and CMYK; at most 65,536 strips or tiles.
 - **A picture that is cut short** is refused.
 - **A video that is cut short or damaged** is answered from the frames that its decoder still gives. It is refused if no
   sampled frame is left, or if its index is lost (an MP4 whose `moov` was at the end). Of a sound, too, what is left is
