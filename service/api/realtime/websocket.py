@@ -419,7 +419,7 @@ FIELDS = {
 }
 """Of the objects of a session.update, by path."""
 SAYS_NOTHING: tuple[Any, ...] = (None, False, {}, [])
-"""Values with which unsupported fields are left out without a word."""
+"""Values with which unsupported fields are ignored silently."""
 OTHER_TOOLS = ("mcp", "web_search", "file_search", "code_interpreter")
 MAX_NAME = 100
 
