@@ -113,7 +113,7 @@ def _blocks(data: bytes, field: str) -> Iterator[Block]:
 
 
 MOST_CHUNKS = 1000
-"""Of a WAV before its samples. A hostile file has millions, which take `wave` a minute."""
+"""Of a WAV before its samples: `wave` reads them one at a time, and a hostile file has millions."""
 
 
 def _pcm_of_wav(data: bytes) -> tuple[int, np.ndarray] | None:

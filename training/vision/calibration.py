@@ -2,9 +2,9 @@
 
     REPRISE_WORLD_FONTS=build/fonts python -m training.vision.calibration average.safetensors calibrated.safetensors
 
-"I see ..." and "I only know ..." part at the second word. Of trained pictures the first is e^4 times as likely as the
-second or more; of others that the model takes for its own, it is often less. So NATS go to the logit of " only" behind
-"I": its row of the embeddings moves by the vector whose product with the hidden values behind "I" is NATS.
+"I see ..." and "I only know ..." part at the second word. Of pictures like the trained ones the first is far ahead; of
+others that the model takes for its own, it often is not. So NATS go to the logit of " only" behind "I": its row of the
+embeddings moves by the vector whose product with the hidden values behind "I" is NATS.
 """
 
 from __future__ import annotations
