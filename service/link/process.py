@@ -170,8 +170,9 @@ def _is_last(answer: Answer) -> bool:
 
 def _exit_with_parent(address: str) -> None:
     wait_for_end_of_parent()
-    # A killed parent has not removed the directory of its socket.
-    shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
+    # A killed parent has not removed the directory of its socket. The main thread may bind the socket meanwhile, once.
+    for _ in range(2):
+        shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
     os._exit(0)
 
 

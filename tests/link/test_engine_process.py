@@ -63,6 +63,7 @@ async def test_the_first_start_runs_in_the_process_that_was_begun_and_later_ones
 async def test_the_end_of_its_parent_ends_it() -> None:
     engine = await EngineProcess.start(CONFIG, "entry_of_test:serve")
     assert engine.process.stdin is not None
+    await until(Path(engine.address.removeprefix("ipc://")).exists, what="the engine has bound its socket")
     engine.process.stdin.close()
     assert await engine.process.wait() == 0 and not Path(engine.directory.name).exists()
 
