@@ -273,17 +273,21 @@ def deepstack_tower(rows: int) -> None:
         packed.add_table_rows(empty(rows, width), empty(2304, width), places, weights)
 
 
-def grouped_experts(weights: Tensor, chosen: Tensor, num_experts: int) -> None:
-    """What stands around the grouped GEMMs."""
+def grouped_experts(weights: Tensor, chosen: Tensor, num_experts: int, inner: int) -> None:
+    """Grouped GEMMs, and what stands around them."""
     x = empty(chosen.shape[0], 2048)
-    places, _ = moe.expert_places(chosen, num_experts)
-    moe.combine(moe.spread_rows(x, places), weights, x, places)
+    places, ends = moe.expert_places(chosen, num_experts)
+    spread = moe.spread_rows(x, places)
+    moe.grouped_gemm(spread, empty(num_experts, 2 * inner, 2048), ends)
+    moe.grouped_gemm(empty(spread.shape[0], inner), empty(num_experts, 2048, inner), ends)
+    moe.combine(spread, weights, x, places)
+    moe.combine(spread, weights, x, places, (x, empty(1, 2048)))
 
 
 def many_experts(rows: int) -> None:
     """The experts of Qwen3-VL-30B-A3B: 8 of 128 chosen by softmax, added to the residual."""
     weights, chosen = moe.route(router_logits(rows, 128), None, 8)
-    grouped_experts(weights, chosen, 128)
+    grouped_experts(weights, chosen, 128, 768)
     if rows <= 4:
         gate_up, down = empty(128, 1536, 2048), empty(128, 2048, 768)
         hidden = gemv.gemv(empty(rows, 2048), gate_up, index=chosen.flatten(), fan_out=8, silu_mul=True)
@@ -313,7 +317,7 @@ def router_logits(rows: int, experts: int) -> Tensor:
 
 def experts(rows: int) -> None:
     weights, chosen = moe.route(router_logits(rows, 64), float32(64), 6, 2.446, True)
-    grouped_experts(weights, chosen, 64)
+    grouped_experts(weights, chosen, 64, 1408)
     if rows <= 4:
         hidden = gemv.gemv(empty(rows, 2048), empty(64, 2816, 2048), index=chosen.flatten(), fan_out=6, silu_mul=True)
         moe.combine(hidden, weights, empty(rows, 2048))

@@ -9,15 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layers.fused import sigmoid_mul, silu_mul
-from models.layers.gemm import gemm, gemv
+from models.layers.gemm import gemv
 from models.layers.mlp import SwiGLU
 from models.layers.op import op
 from models.layers.precision import upcast
-from models.layers.quantized import QuantizedWeight, Weight
+from models.layers.quantized import COLUMNS, GROUP, QuantizedWeight, Weight
 
 _FEW_ROWS = 4
 """Up to this many rows, each chosen expert of a row is a GEMV. For more rows a grouped GEMM reads an expert once for
 all of its rows."""
+_ROWS_OF_EXPERT = 48
+"""On average, up to which our own grouped GEMM is faster than torch's."""
 
 
 class SigmoidRouter(nn.Module):
@@ -111,14 +113,26 @@ def spread_rows(x: Tensor, places: Tensor) -> Tensor:
     return spread.index_copy(0, places.flatten(), x.repeat_interleave(top_k, 0))
 
 
+Gate = tuple[Tensor, Tensor]
+"""x [n, hidden_size] and weight [1, hidden_size] of a gate sigmoid(x W^T)."""
+
+
 @op(cuda="models.layers.kernels.moe:combine")
-def combine(chosen: Tensor, weights: Tensor, shared: Tensor, places: Tensor | None = None) -> Tensor:
-    """Unpermute and sum: shared + sum over k of weights [n, k] * chosen [n * k, hidden_size] -> like shared. The sum is
-    in float32, and rounded before shared is added. places int64 [n, k]: the rows of chosen; None: they lie in order."""
+def combine(
+    chosen: Tensor, weights: Tensor, shared: Tensor, places: Tensor | None = None, gate: Gate | None = None
+) -> Tensor:
+    """Unpermute and sum: gated(shared) + sum over k of weights [n, k] * chosen [n * k, hidden_size] -> like shared. The
+    sum is in float32, and rounded before shared is added. places int64 [n, k]: the rows of chosen; None: they lie in
+    order."""
     if places is not None:
         chosen = chosen.index_select(0, places.flatten())
     total = torch.einsum("nkw,nk->nw", upcast(chosen.view(*weights.shape, -1)), upcast(weights))
-    return total.to(shared.dtype) + shared
+    return total.to(shared.dtype) + gated(shared, gate)
+
+
+def gated(shared: Tensor, gate: Gate | None) -> Tensor:
+    """shared [n, hidden_size] times its gate, if it has one."""
+    return shared if gate is None else sigmoid_mul(shared, F.linear(*gate))
 
 
 class Experts(nn.Module):
@@ -130,12 +144,12 @@ class Experts(nn.Module):
         self.gate_up: Weight = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size, hidden_size))
         self.down: Weight = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
 
-    def forward(self, x: Tensor, weights: Tensor, experts: Tensor, base: Tensor) -> Tensor:
-        """base + sum over the chosen experts of weight * expert(x): x and base [n, hidden_size] -> like x. The sum is
-        in float32, and rounded before base is added."""
+    def forward(self, x: Tensor, weights: Tensor, experts: Tensor, base: Tensor, gate: Gate | None = None) -> Tensor:
+        """gated(base) + sum over the chosen experts of weight * expert(x): x and base [n, hidden_size] -> like x. The
+        sum is in float32, and rounded before base is added."""
         if not x.is_cpu and x.dtype == torch.bfloat16:
-            return experts_grouped(x, weights, experts, self.gate_up, self.down, base)
-        return experts_dense(x, weights, experts, self.gate_up, self.down) + base
+            return experts_grouped(x, weights, experts, self.gate_up, self.down, base, gate)
+        return experts_dense(x, weights, experts, self.gate_up, self.down) + gated(base, gate)
 
 
 def experts_dense(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Weight, down: Weight) -> Tensor:
@@ -154,11 +168,13 @@ def _each(stack: Weight, x: Tensor) -> Iterable[Tensor]:
     return stack.matrices(x.dtype) if isinstance(stack, QuantizedWeight) else stack
 
 
-def experts_grouped(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Weight, down: Weight, base: Tensor) -> Tensor:
+def experts_grouped(
+    x: Tensor, weights: Tensor, experts: Tensor, gate_up: Weight, down: Weight, base: Tensor, gate: Gate | None = None
+) -> Tensor:
     """Permute, one grouped GEMM for each projection, unpermute. The ends of the groups stay on the device."""
     places, ends = expert_places(experts, gate_up.shape[0])
     hidden = silu_mul(grouped_linear(spread_rows(x, places), gate_up, ends))
-    return combine(grouped_linear(hidden, down, ends), weights, base, places)
+    return combine(grouped_linear(hidden, down, ends), weights, base, places, gate)
 
 
 def grouped_linear(x: Tensor, stack: Weight, ends: Tensor) -> Tensor:
@@ -167,6 +183,19 @@ def grouped_linear(x: Tensor, stack: Weight, ends: Tensor) -> Tensor:
     if isinstance(stack, QuantizedWeight):
         # A dry run counts bytes: on the meta device the reference would take an expert after the other.
         return x.new_empty((x.shape[0], stack.shape[1])) if x.is_meta else grouped_codes(x, stack, ends)
+    return grouped_gemm(x, stack, ends)
+
+
+def _streams(x: Tensor, stack: Tensor, _: Tensor) -> bool:
+    """Whether experts have few rows each, so that time goes into reading their weights: torch's tiles are of 64 rows
+    and more."""
+    experts, outputs, inputs = stack.shape
+    return x.shape[0] <= _ROWS_OF_EXPERT * experts and outputs % COLUMNS == 0 and inputs % GROUP == 0
+
+
+@op(cuda="models.layers.kernels.moe:grouped_gemm", takes=_streams)
+def grouped_gemm(x: Tensor, stack: Tensor, ends: Tensor) -> Tensor:
+    """grouped_linear of a stack in 16 bits."""
     return F.grouped_mm(x, stack.transpose(1, 2), offs=ends)
 
 
@@ -206,18 +235,16 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """[n, hidden_size] -> like x. residual: of a mixture without a shared SwiGLU, added to its experts."""
         weights, chosen = self.router(x)
+        gate = None if self.shared_gate is None else (x, self.shared_gate.weight)
+        if self.shared is not None:
+            assert residual is None
+            base = self.shared(x)
+        else:
+            base = torch.zeros_like(x) if residual is None else residual
         if x.is_cuda and x.shape[0] <= _FEW_ROWS:
             rows = experts_one_by_one(x, chosen, self.experts.gate_up, self.experts.down)
-            return combine(rows, weights, self._base(x, residual))
-        return self.experts(x, weights, chosen, self._base(x, residual))
-
-    def _base(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """What the experts' outputs are added to."""
-        if self.shared is None:
-            return torch.zeros_like(x) if residual is None else residual
-        assert residual is None
-        out = self.shared(x)
-        return out if self.shared_gate is None else sigmoid_mul(out, gemm(x, self.shared_gate.weight))
+            return combine(rows, weights, base, None, gate)
+        return self.experts(x, weights, chosen, base, gate)
 
 
 def weight_bytes(module: nn.Module, rows: float, left_out: tuple[str, ...]) -> float:

@@ -52,6 +52,14 @@ def _conv_input(x_ptr, before, begin, index, channel, here, held, stride_x, C: t
     return x + tl.load(earlier, mask=here & (index < 0) & held, other=0.0)
 
 
+@triton.jit
+def _taps_of(weight_ptr, channel, here):
+    taps = weight_ptr + channel * _TAPS
+    w0, w1 = tl.load(taps, mask=here, other=0.0), tl.load(taps + 1, mask=here, other=0.0)
+    w2, w3 = tl.load(taps + 2, mask=here, other=0.0), tl.load(taps + 3, mask=here, other=0.0)
+    return w0.to(tl.float32), w1.to(tl.float32), w2.to(tl.float32), w3.to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_sequences"], do_not_specialize_on_alignment=_BUFFERS)
 def _conv_kernel(
     x_ptr,
@@ -74,16 +82,17 @@ def _conv_kernel(
     """One program: BLOCK_C channels of one chunk, without bounds of one row, which is a sequence. The first chunk of a
     sequence, which alone reads the state before, writes the one after."""
     release_next(PDL)
-    wait_for_previous(PDL)
     tile = tl.program_id(0)
     sequence, first, begin, end = tile, tile, tile, tile + 1
     if cu_ptr is not None:
         sequence, first, begin, end = _chunk_of(tile, cu_ptr, num_rows, num_sequences)
-    if (first >= end) & (first > begin):
-        return
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     here, known = channel < C, sequence < num_sequences
     read = tl.load(read_ptr + sequence, mask=known, other=0).to(tl.int64)
+    weights = _taps_of(weight_ptr, channel, here)
+    wait_for_previous(PDL)
+    if (first >= end) & (first > begin):
+        return
     before = state_ptr + read * ((_TAPS - 1) * C)
     row = first + tl.arange(0, BLOCK_T)[:, None]
     kept = (row < end) & here[None, :]
@@ -91,8 +100,7 @@ def _conv_kernel(
     for tap in tl.static_range(_TAPS):
         index = row - begin + (tap - (_TAPS - 1))
         x = _conv_input(x_ptr, before, begin, index, channel[None, :], kept & known, read > 0, stride_x, C)
-        weight = tl.load(weight_ptr + channel * _TAPS + tap, mask=here, other=0.0).to(tl.float32)
-        total = tl.fma(x.to(tl.float32), weight[None, :], total)
+        total = tl.fma(x.to(tl.float32), weights[tap][None, :], total)
     out = out_ptr + row.to(tl.int64) * C + channel[None, :]
     tl.store(out, (total * tl.sigmoid(total)).to(out_ptr.dtype.element_ty), mask=kept)
     if (first > begin) | (sequence == num_sequences):
@@ -193,14 +201,6 @@ def _pending_conv_kernel(
         tl.store(inputs + token * C, x3, mask=here)
         tl.store(out + (held + token) * C, _convolved(x0, x1, x2, x3, w0, w1, w2, w3), mask=here)
         x0, x1, x2 = x1, x2, x3
-
-
-@triton.jit
-def _taps_of(weight_ptr, channel, here):
-    taps = weight_ptr + channel * _TAPS
-    w0, w1 = tl.load(taps, mask=here, other=0.0), tl.load(taps + 1, mask=here, other=0.0)
-    w2, w3 = tl.load(taps + 2, mask=here, other=0.0), tl.load(taps + 3, mask=here, other=0.0)
-    return w0.to(tl.float32), w1.to(tl.float32), w2.to(tl.float32), w3.to(tl.float32)
 
 
 @triton.jit
@@ -307,14 +307,15 @@ def _step_kernel(
     """One program: one value head of one sequence, with its whole state in registers. With `inputs` the state after the
     pending tokens is stored, else that after the one of this step."""
     release_next(PDL)
-    wait_for_previous(PDL)
     head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
     key_head = head // (HEADS // KEY_HEADS)
     C: tl.constexpr = 2 * KEY_HEADS * DK + HEADS * DV
     d, e = tl.arange(0, DK), tl.arange(0, DV)
+    # On their way before the convolution has ended: rows and states are of before the step (launch.py).
     read, write = tl.load(read_ptr + sequence).to(tl.int64), tl.load(write_ptr + sequence).to(tl.int64)
     cell = d[:, None] * DV + e[None, :]
     state = tl.load(state_ptr + (read * HEADS + head) * (DK * DV) + cell, mask=read > 0, other=0.0)
+    wait_for_previous(PDL)
     place = state_ptr + (write * HEADS + head) * (DK * DV) + cell
     qkv = qkv_ptr + sequence * (held + OWN) * C
     inputs = inputs_ptr

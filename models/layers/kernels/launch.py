@@ -3,7 +3,9 @@
 Under programmatic dependent launch (Hopper and later) a kernel's programs start while the kernel before still runs.
 They may read weights at once, but must call `wait_for_previous` before they touch anything that an earlier kernel
 writes or reads, and every program must call it, also one that has nothing to do: the kernel after relies on it. So
-no step may write a weight that these kernels read. One that is dequantised in each step is read by torch's.
+no step may write a weight that these kernels read. One that is dequantised in each step is read by torch's. So is
+the embedding, which waits for all before it: what nothing behind it writes earlier in the step, such as a layer's
+recurrent state and the numbers of its rows, may be read at once, too.
 """
 
 from __future__ import annotations

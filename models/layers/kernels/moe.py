@@ -1,5 +1,5 @@
-"""Logits and choice of a router, rows in the order of experts, their GEMMs where weights are held as codes, and the sum
-over the chosen. References: models.layers.moe."""
+"""Logits and choice of a router, rows in the order of experts, their GEMMs, and the sum over the chosen. References:
+models.layers.moe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from models.layers.kernels.e4m3 import Coded, parts, sums_of_codes, takes_ahead
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
-from models.layers.quantized import COLUMNS, QuantizedWeight
+from models.layers.moe import Gate
+from models.layers.quantized import COLUMNS, GROUP, QuantizedWeight
 
 _WARPS = 4
 """Of a program of few rows; 2, of 32 columns each, load scales ahead."""
@@ -252,8 +253,11 @@ def _sum_experts_kernel(
     weights_ptr,
     places_ptr,
     shared_ptr,
+    x_ptr,
+    gate_ptr,
     out_ptr,
     WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
     TOP_K: tl.constexpr,
     PLACED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -261,10 +265,13 @@ def _sum_experts_kernel(
 ):
     """One program: BLOCK columns of one row."""
     release_next(PDL)
-    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = column < WIDTH
+    if gate_ptr is not None:
+        everywhere = tl.arange(0, PADDED)
+        gate = tl.load(gate_ptr + everywhere, mask=everywhere < WIDTH, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
     total = tl.zeros((BLOCK,), tl.float32)
     for k in tl.static_range(TOP_K):
         place = row * TOP_K + k
@@ -274,19 +281,111 @@ def _sum_experts_kernel(
         total += values * tl.load(weights_ptr + row * TOP_K + k)
     kind = out_ptr.dtype.element_ty
     shared = tl.load(shared_ptr + row * WIDTH + column, mask=here, other=0.0).to(tl.float32)
+    if gate_ptr is not None:
+        x = tl.load(x_ptr + row * WIDTH + everywhere, mask=everywhere < WIDTH, other=0.0).to(tl.float32)
+        shared *= tl.sigmoid(tl.sum(x * gate, 0))
     tl.store(out_ptr + row * WIDTH + column, (total.to(kind).to(tl.float32) + shared).to(kind), mask=here)
 
 
-def combine(chosen: Tensor, weights: Tensor, shared: Tensor, places: Tensor | None = None) -> Tensor:
-    """shared + sum over k of weights [n, k] * chosen [n * k, width], summed in float32 in the order of k -> like shared
-    [n, width]. places int64 [n, k]: the rows of chosen; None: they lie in order."""
+def combine(
+    chosen: Tensor, weights: Tensor, shared: Tensor, places: Tensor | None = None, gate: Gate | None = None
+) -> Tensor:
+    """models.layers.moe.combine; the sum is taken in the order of k."""
     rows, width = shared.shape
     shared = shared.contiguous()
     out = torch.empty_like(shared)
-    sizes = {"WIDTH": width, "TOP_K": weights.shape[1], "PLACED": places is not None, "BLOCK": 512}
-    placed = weights if places is None else places
-    grid = rows, triton.cdiv(width, 512)
-    launch(_sum_experts_kernel, grid, chosen, weights, placed, shared, out, **sizes, num_warps=2)
+    x, gate_weight = (None, None) if gate is None else (gate[0].contiguous(), gate[1])
+    launch(
+        _sum_experts_kernel,
+        (rows, triton.cdiv(width, 512)),
+        chosen,
+        weights,
+        weights if places is None else places,
+        shared,
+        x,
+        gate_weight,
+        out,
+        WIDTH=width,
+        PADDED=triton.next_power_of_2(width),
+        TOP_K=weights.shape[1],
+        PLACED=places is not None,
+        BLOCK=512,
+        num_warps=2,
+    )
+    return out
+
+
+@triton.jit
+def _tile_of(ends_ptr, tile, EXPERTS: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Expert of a tile of BLOCK_M rows of one expert, its first row, and the end of its rows. Tiles are counted
+    over the experts; one behind the last has no rows."""
+    expert = tl.arange(0, PADDED)
+    ends = tl.load(ends_ptr + expert, mask=expert < EXPERTS, other=0)
+    starts = tl.load(ends_ptr + expert - 1, mask=(expert > 0) & (expert < EXPERTS), other=0)
+    tiles = tl.where(expert < EXPERTS, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0)
+    tiles_before = tl.cumsum(tiles, 0) - tiles
+    mine = (tile >= tiles_before) & (tile < tiles_before + tiles)
+    chosen = tl.sum(tl.where(mine, expert, 0), 0).to(tl.int64)
+    first_row = tl.sum(tl.where(mine, starts + (tile - tiles_before) * BLOCK_M, 0), 0)
+    return chosen, first_row, tl.sum(tl.where(mine, ends, 0), 0)
+
+
+@triton.jit
+def _grouped_kernel(
+    x_ptr,
+    weight_ptr,
+    ends_ptr,
+    out_ptr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: BLOCK_N outputs of a tile (_tile_of)."""
+    release_next(PDL)
+    wait_for_previous(PDL)
+    chosen, first_row, end = _tile_of(ends_ptr, tl.program_id(1), EXPERTS, PADDED, BLOCK_M)
+    if first_row < end:
+        m = first_row + tl.arange(0, BLOCK_M)
+        n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        k = tl.arange(0, BLOCK_K)
+        x_rows, x_here = x_ptr + m.to(tl.int64)[:, None] * K + k[None, :], m[:, None] < end
+        weight_rows = weight_ptr + (chosen * N + n)[:, None] * K + k[None, :]
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        for first in range(0, K, BLOCK_K):
+            weight = tl.load(weight_rows + first)
+            x = tl.load(x_rows + first, mask=x_here, other=0.0)
+            acc = tl.dot(weight, tl.trans(x), acc)
+        out = out_ptr + m.to(tl.int64)[:, None] * N + n[None, :]
+        tl.store(out, tl.trans(acc).to(out_ptr.dtype.element_ty), mask=x_here)
+
+
+def grouped_gemm(x: Tensor, stack: Tensor, ends: Tensor, tile: tuple[int, int, int] | None = None) -> Tensor:
+    """models.layers.moe.grouped_gemm."""
+    rows, (experts, outputs, inputs) = x.shape[0], stack.shape
+    out = torch.empty((rows, outputs), device=x.device, dtype=x.dtype)
+    block_m, warps, stages = tile or ((16, 4, 4) if rows <= 8 * experts else (64, 4, 3))
+    launch(
+        _grouped_kernel,
+        (outputs // COLUMNS, min(rows, triton.cdiv(rows, block_m) + experts)),
+        x.contiguous(),
+        stack,
+        ends,
+        out,
+        N=outputs,
+        K=inputs,
+        EXPERTS=experts,
+        PADDED=triton.next_power_of_2(experts),
+        BLOCK_M=block_m,
+        BLOCK_N=COLUMNS,
+        BLOCK_K=GROUP,
+        num_warps=warps,
+        num_stages=stages,
+    )
     return out
 
 
@@ -311,21 +410,11 @@ def _grouped_codes_kernel(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: BLOCK_N outputs of BLOCK_M rows of one expert. Row tiles are counted over the experts; programs
-    behind the last one have nothing to do."""
+    """One program: BLOCK_N outputs of a tile (_tile_of)."""
     release_next(PDL)
     wait_for_previous(PDL)
-    expert = tl.arange(0, PADDED)
-    ends = tl.load(ends_ptr + expert, mask=expert < EXPERTS, other=0)
-    starts = tl.load(ends_ptr + expert - 1, mask=(expert > 0) & (expert < EXPERTS), other=0)
-    tiles = tl.where(expert < EXPERTS, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0)
-    tiles_before = tl.cumsum(tiles, 0) - tiles
-    tile = tl.program_id(1)
-    mine = (tile >= tiles_before) & (tile < tiles_before + tiles)
-    if tl.sum(mine.to(tl.int32), 0) > 0:
-        chosen = tl.sum(tl.where(mine, expert, 0), 0).to(tl.int64)
-        end = tl.sum(tl.where(mine, ends, 0), 0)
-        first_row = tl.sum(tl.where(mine, starts + (tile - tiles_before) * BLOCK_M, 0), 0)
+    chosen, first_row, end = _tile_of(ends_ptr, tl.program_id(1), EXPERTS, PADDED, BLOCK_M)
+    if first_row < end:
         m = first_row + tl.arange(0, BLOCK_M)
         n = chosen * N + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         x_here = m[:, None] < end

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.layers.moe import combine, expert_places, route, spread_rows
+from models.layers.moe import combine, expert_places, grouped_gemm, route, spread_rows
 from tests.models.kernels.checking import relative_error, replayed, sixteen_bits, upcast
 from tests.support.slow import slow
 
@@ -44,6 +44,32 @@ def test_places_equal_those_of_a_stable_sort(device, routing) -> None:
     assert torch.equal(ends.cpu(), torch.bincount(experts.flatten(), minlength=num_experts).cumsum(0).int())
     for out, reference in zip((places, ends), expert_places.reference(experts, num_experts), strict=True):
         assert torch.equal(out.cpu(), reference)
+
+
+@pytest.mark.parametrize("rows", [5, 70])
+def test_grouped_gemms(device, rows) -> None:
+    """Experts without rows, with one, and with more than a tile, however large the tile is."""
+    kind = sixteen_bits(device)
+    stack = torch.randn(4, 64, 256, device=device).to(kind)
+    experts = torch.where(torch.arange(rows) < 3, 1, 3)[:, None].to(device)
+    experts[0] = 0
+    _, ends = expert_places(experts, 4)
+    x = torch.randn(rows, 256, device=device).to(kind)
+    out = replayed(device, lambda: grouped_gemm.kernel(x, stack, ends))
+    expected = torch.stack(
+        [stack[int(e)].double() @ row.double() for e, row in zip(experts.sort(0).values, x, strict=True)]
+    )
+    assert relative_error(out, expected) < 3e-3
+
+
+def test_a_shared_part_is_gated(device) -> None:
+    kind = sixteen_bits(device)
+    chosen, weights = torch.randn(6, WIDTH, device=device).to(kind), torch.rand(3, 2, device=device)
+    shared, x = torch.randn(2, 3, WIDTH, device=device).to(kind).unbind(0)
+    gate = x, (torch.randn(1, WIDTH, device=device) / WIDTH**0.5).to(kind)
+    out = replayed(device, lambda: combine.kernel(chosen, weights, shared, None, gate))
+    wide = combine.reference(*upcast(chosen, weights, shared), None, tuple(upcast(*gate)))
+    assert relative_error(out, wide) < 4e-3
 
 
 def test_a_sum_is_taken_in_the_order_of_a_rows_experts_and_rounded_before_the_base_is_added(device) -> None:
