@@ -368,7 +368,7 @@ def grouped_gemm(x: Tensor, stack: Tensor, ends: Tensor, tile: tuple[int, int, i
     """models.layers.moe.grouped_gemm."""
     rows, (experts, outputs, inputs) = x.shape[0], stack.shape
     out = torch.empty((rows, outputs), device=x.device, dtype=x.dtype)
-    block_m, warps, stages = tile or ((16, 4, 4) if rows <= 8 * experts else (64, 4, 3))
+    block_m, warps, stages = tile or ((16, 2, 4) if rows <= 16 * experts else (64, 4, 3))
     launch(
         _grouped_kernel,
         (outputs // COLUMNS, min(rows, triton.cdiv(rows, block_m) + experts)),
