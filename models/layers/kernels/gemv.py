@@ -381,10 +381,10 @@ def _u4_blocks(inputs: int) -> Blocks:
     return Blocks(8, depth, depth // 128)
 
 
-def _blocks(inputs: int, *, silu_mul: bool) -> Blocks:
+def _blocks(inputs: int, *, silu_mul: bool, of_experts: bool) -> Blocks:
     """8 KiB of weights at a time."""
     block_k = 1024 if inputs % 1024 == 0 or inputs > 2048 else 512
-    return Blocks(4096 // block_k // (2 if silu_mul else 1), block_k)
+    return Blocks(4096 // block_k // (2 if silu_mul else 1), block_k, 2 if silu_mul and of_experts else 4)
 
 
 def is_vector(x: Tensor) -> bool:
@@ -446,7 +446,7 @@ def gemv(
         blocks = _CODES
     if blocks is None and scale is not None:
         blocks = e4m3_blocks(inputs, outputs, gated=silu_mul)
-    blocks = blocks or _blocks(inputs, silu_mul=silu_mul)
+    blocks = blocks or _blocks(inputs, silu_mul=silu_mul, of_experts=index is not None)
     block_n = blocks.outputs
     while outputs % block_n:
         block_n //= 2
