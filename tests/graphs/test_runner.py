@@ -109,21 +109,6 @@ def test_replay_equals_eager_with_poison_everywhere(device: str, lengths: list[l
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("bucket", range(4))
-def test_a_bucket_is_filled_by_one_item_and_by_its_most_sequences(device: str, bucket: int) -> None:
-    runner = shared_runner(device)
-    bucket = runner.bucket_list[bucket]
-    patches, sequences = bucket["patches"], bucket["sequences"]
-    even = [patches // sequences // 2 * 2] * sequences
-    for items in ([tiny_item(1, [patches])], [tiny_item(2, even)], [tiny_item(i, [even[0]]) for i in range(sequences)]):
-        poison(runner)
-        expected, _ = encode(runner, items, eager="disabled")
-        replayed, run = encode(runner, items)
-        assert run.route == "replay"
-        torch.testing.assert_close(replayed, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_every_route_is_counted_with_its_reason(device: str) -> None:
     runner, observations = encoder_runner(device)
     encode(runner, [tiny_item(0, [10])])
@@ -160,16 +145,6 @@ def test_a_dense_bucket_holds_what_fills_it_and_is_captured_last() -> None:
     assert runner.captured == [*general[::-1], dense]
     for lengths, bucket in (([31], dense), ([32], dense), ([30], general[1]), ([14, 16], general[1])):
         assert encode(runner, [tiny_item(0, lengths)])[1].bucket == bucket
-
-
-def test_the_captured_graph_is_asserted_to_cover_what_the_plan_needs() -> None:
-    runner = shared_runner("cpu")
-    plan = runner.capturable.plan([tiny_item(0, [10])])
-    bucket = next(bucket for bucket in runner._graphs.values() if bucket.bucket["patches"] == 16)
-    with pytest.raises(AssertionError, match=r"for .*'max_seqlen': 17"):
-        runner._replay(bucket, replace(plan, required=dict(plan.required) | {"max_seqlen": 17}))
-    with pytest.raises(AssertionError, match=r"for \{'patches': 10\}"):
-        runner._replay(bucket, replace(plan, required={"patches": 10}))
 
 
 BROKEN = (32, 48)
