@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from models.interfaces.media import VideoFrames, VideoMetadata
@@ -201,20 +199,3 @@ def test_time_of_qwen2_5_vl_is_multiplied_before_it_is_cut() -> None:
     table = FAMILIES["qwen2_5_vl"].expected
     for seconds, index in zip(table["time.second_per_grid"].tolist(), table["time.index"].tolist(), strict=True):
         assert time_positions(frame_pair_seconds(len(index), seconds), 2).tolist() == index
-
-
-def test_the_wider_inner_width_of_qwen2_5_vl_changes_no_value() -> None:
-    """It is a multiple of 128 in memory, and what was added is zero."""
-    family = FAMILIES["qwen2_5_vl"]
-    inner = json.loads((family.directory / "config.json").read_text())["vision_config"]["intermediate_size"]
-    block = family.model.encoder.blocks[0].mlp
-    wide = block.down.in_features
-    assert inner % 128 and wide % 128 == 0
-    assert block.gate_up.weight.shape[0] == block.gate_up.bias.shape[0] == 2 * wide
-    stored = load_file(family.directory / "model.safetensors")
-    for half, name in enumerate(("gate_proj", "up_proj")):
-        for kind in ("weight", "bias"):
-            rows = getattr(block.gate_up, kind).view(2, wide, -1)[half]
-            values = stored[f"visual.blocks.0.mlp.{name}.{kind}"].float().view(inner, -1)
-            assert torch.equal(rows[:inner], values) and not rows[inner:].any()
-    assert not block.down.weight[:, inner:].any()

@@ -203,34 +203,16 @@ def scripted() -> Iterator[OpenAI]:
         yield client
 
 
-def test_a_required_call_of_a_thinking_checkpoint_follows_its_reasoning(client: OpenAI, scripted: OpenAI) -> None:
-    """Random weights never end their reasoning: those of the engine reach the limit without a call."""
-    fields: dict[str, Any] = {
-        "model": THINKING,
-        "messages": [{"role": "user", "content": "why ?"}],
-        "tools": [{"type": "function", "function": {"name": "look"}}],
-        "tool_choice": "required",
-        "max_tokens": 20,
-    }
-    (answer,) = scripted.chat.completions.create(**fields).choices
+def test_a_required_call_of_a_thinking_checkpoint_follows_its_reasoning(scripted: OpenAI) -> None:
+    (answer,) = scripted.chat.completions.create(
+        model=THINKING,
+        messages=[{"role": "user", "content": "why ?"}],
+        tools=[{"type": "function", "function": {"name": "look"}}],
+        tool_choice="required",
+    ).choices
     assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
     assert answer.message.model_extra == {"reasoning_content": "so < it is", "reasoning": "so < it is"}
     assert [call.function.name for call in answer.message.tool_calls or []] == ["look"]
-    (answer,) = client.chat.completions.create(**fields).choices
-    assert (answer.finish_reason, answer.message.tool_calls) == ("length", None)
-    assert answer.message.model_extra and answer.message.model_extra["reasoning_content"]
-
-
-def test_reasoning_is_apart_in_answers_and_streams(scripted: OpenAI) -> None:
-    messages: list[Any] = [
-        {"role": "user", "content": "why ?"},
-        {"role": "assistant", "content": "<think>\nlong thoughts\n</think>\n\nIt is blue."},
-        {"role": "user", "content": "I say </think> here."},
-    ]
-    prompt = "user\nwhy ?\nassistant\nIt is blue.\nuser\nI say </think> here.\nassistant\n<think>\n"
-    for stream in (False, True):
-        answer = ask(scripted, messages, stream=stream, model=THINKING)
-        assert (answer.content, answer.reasoning) == (prompt, "so < it is")
 
 
 def test_reasoning_that_is_sent_back_reaches_the_template(scripted: OpenAI) -> None:
