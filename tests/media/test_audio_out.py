@@ -135,24 +135,17 @@ def test_nothing_is_rewritten_and_the_pieces_do_not_matter(name: str) -> None:
         assert whole == pieces
 
 
-@pytest.mark.parametrize("speed", [0.25, 0.5, 0.8, 1.5, 4.0])
-def test_speed_changes_the_tempo_and_keeps_the_pitch(speed: float) -> None:
-    samples = tone(440, RATE, 2.0)
-    result = by_soundfile(b"".join(stream(StreamingEncoder("pcm", RATE, RATE, speed), samples)), "pcm", RATE)[0]
-    assert result.size == round(2.0 * RATE / speed)
-    spectrum = np.abs(np.fft.rfft(result * np.hanning(result.size)))
-    assert spectrum.argmax() * RATE / result.size == pytest.approx(440, rel=0.01)
-
-
 @pytest.mark.parametrize("rate", [RATE, 22_050, 8_000])
-@pytest.mark.parametrize("speed", [0.25, 1.1, 4.0])
-def test_nothing_of_the_end_is_lost_with_a_speed(rate: int, speed: float) -> None:
+@pytest.mark.parametrize("speed", [0.25, 0.8, 1.1, 4.0])
+def test_a_speed_changes_the_tempo_keeps_the_pitch_and_loses_nothing_of_the_end(rate: int, speed: float) -> None:
     for seconds in (0.16, 0.64, 2.0):
         samples = tone(440, RATE, seconds)
         result = by_soundfile(b"".join(stream(StreamingEncoder("pcm", RATE, rate, speed), samples)), "pcm", rate)[0]
         assert result.size == round(seconds * rate / speed)
         heard = np.flatnonzero(np.abs(result) > 0.01)[-1] / rate
         assert heard == pytest.approx(seconds / speed, abs=0.03)
+    spectrum = np.abs(np.fft.rfft(result * np.hanning(result.size)))
+    assert spectrum.argmax() * rate / result.size == pytest.approx(440, rel=0.01)
 
 
 def test_wav_header() -> None:
