@@ -1,4 +1,4 @@
-"""Children of the server run its own code wherever it is started, end in time, and keep the memory that they free."""
+"""Children of the server run its own code wherever it is started, and end in time."""
 
 from __future__ import annotations
 
@@ -137,38 +137,3 @@ print("goes on")
 def test_ctrl_c_during_an_import_ends_the_process_unless_ignored(how: str, status: int, says: str) -> None:
     done = subprocess.run([sys.executable, "-c", CTRL_C, how], capture_output=True, text=True, timeout=GENEROUS)
     assert (done.returncode, done.stdout, done.stderr) == (status, says, "")
-
-
-CHILD = """
-import resource, threading
-from service.system.children import keep_freed_memory
-
-def decode():
-    blocks = [bytes(803_000), bytes(803_000), bytes(603_000)]
-
-def new_pages():
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-
-def work():
-    for _ in range(4):
-        decode()
-    before = new_pages()
-    for _ in range(8):
-        decode()
-    print(new_pages() - before)
-
-{call}
-thread = threading.Thread(target=work)
-thread.start()
-thread.join()
-"""
-
-
-def new_pages(call: str) -> int:
-    child = subprocess.run([sys.executable, "-c", CHILD.format(call=call)], capture_output=True, text=True, check=True)
-    return int(child.stdout)
-
-
-def test_a_thread_takes_no_new_pages_for_pictures_of_one_size() -> None:
-    given_back = new_pages("pass")
-    assert 10 * new_pages("keep_freed_memory()") < given_back
