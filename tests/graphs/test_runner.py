@@ -226,22 +226,6 @@ class Counter:
         return {"sums": rows.sum(dim=1)}
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_slot_state_advances_in_place_and_padding_touches_scratch_alone(device: str) -> None:
-    counter = Counter(device)
-    runner, _ = made_runner(counter, [{"rows": 4}], GraphPool(torch.device(device), LIMIT))
-    assert runner.capture_next(idle=False)
-    counter.table.zero_()
-    hidden = torch.arange(1.0, 9.0, device=device).view(2, 4)
-    for turn in range(1, 4):
-        slots = torch.tensor([5, 2]).numpy()
-        plan = Plan(arrays={"slots": slots}, tensors={"hidden": [hidden[:1], hidden[1:]]}, required={"rows": 2})
-        run = runner.run(plan)
-        assert run.route == "replay"
-        assert run.outputs["sums"][:2].tolist() == [10.0 * turn, 26.0 * turn]
-    assert counter.table[[1, 3, 4, 6, 7]].abs().sum() == 0
-
-
 TWO = [{"rows": 2}, {"rows": 4}]
 
 
@@ -253,17 +237,6 @@ class PartedPool(GraphPool):
             assert all(not buffer.any() for buffer in fill().values())
             yield
         return (yield from super().capture(capturable, bucket, fill))
-
-
-def test_an_idle_runner_serves_between_the_parts_of_a_capture() -> None:
-    runner, _ = made_runner(Counter("cpu"), TWO, PartedPool(torch.device("cpu"), LIMIT), before_ready=())
-    plan = Plan(arrays={"slots": torch.tensor([5, 2]).numpy()}, required={"rows": 2})
-    parts = 0
-    while runner.capture_next(idle=True):
-        parts += 1
-        assert runner.run(plan).route == ("replay" if parts >= 3 else "eager")
-        assert runner.num_untried == 2 - parts // 3
-    assert parts == 6 and len(runner.captured) == 2
 
 
 def test_a_capture_that_is_given_up_for_a_request_begins_anew() -> None:

@@ -14,7 +14,7 @@ from models.interfaces.media import VideoFrames, VideoMetadata
 from models.qwen_vl.encoder import patch_rows
 from models.qwen_vl.positions import frame_pair_seconds, time_positions
 from tests.models.families.family import ALL, CPU, FAMILIES, IN_FULL, QWEN, Family, families
-from tests.support.chat_golden import encode, fill, generate, largest_difference
+from tests.support.chat_golden import encode, generate, largest_difference
 from tests.support.golden import with_most
 from tests.support.inference import no_gradients as no_gradients
 
@@ -72,22 +72,6 @@ def test_embeddings(family: Family) -> None:
     for name in family.packs:
         embeds = encode(family.model.encoder, family.items(name), CPU)
         assert largest_difference(embeds, family.embeds(name)) <= family.embeds_tolerance, name
-
-
-@pytest.mark.parametrize("family", families())
-@pytest.mark.parametrize("spare", [16, 64])
-def test_all_items_share_a_padded_call(family: Family, spare: int) -> None:
-    encoder = family.model.encoder
-    plan = encoder.plan([item for name in family.packs for item in family.items(name)])
-    patches = plan.required["patches"] + spare
-    # A size of 0 says what the call does not have.
-    bucket = {name: size and size + spare // 4 for name, size in plan.required.items()} | {"patches": patches}
-    buffers = fill(encoder.buffer_specs(bucket), plan, CPU)
-    for name, poison in family.poison.items():
-        buffers[name][plan.required["patches"] :] = poison
-    expected = torch.cat([family.embeds(name) for name in family.packs])
-    embeds = encoder.forward(buffers, bucket)["embeds"][: len(expected)]
-    assert largest_difference(embeds, expected) <= family.embeds_tolerance
 
 
 @pytest.mark.parametrize("family", families(*QWEN))

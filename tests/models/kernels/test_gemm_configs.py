@@ -17,17 +17,9 @@ from benchmarks.kernels.offline import ARCHITECTURES
 from benchmarks.report.formatting import NAMES
 from models.checkpoints.registry import family_of, resolve
 from models.layers.kernels import e4m3, gemm, gemm_configs, gemm_types, gpu
-from models.layers.kernels.gemm_configs import (
-    config_for,
-    e4m3_blocks,
-    e4m3_table_of,
-    e4m3_tile,
-    fits,
-    fitted_for,
-    streaming_tile,
-)
+from models.layers.kernels.gemm_configs import config_for, e4m3_table_of, e4m3_tile, fits, fitted_for, streaming_tile
 from models.layers.kernels.gemm_tables import SM_90, SM_90_E4M3, SM_90_E4M3_BLOCKS, SM_90_E4M3_COPIES
-from models.layers.kernels.gemm_types import Blocks, Choice, Shape, Tile, Variant
+from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
 from models.layers.kernels.gpu import Gpu, named
 from models.layers.quantized import GROUP, QuantizedWeight, Scheme
 from service.engine.core.worker import WARM_TOKENS
@@ -136,13 +128,6 @@ def test_what_kernels_do_not_take_is_dequantised(
 ) -> None:
     """Activations of few rows are never in eight bits, not even where the outputs are of no width that tiles take."""
     assert gemm.way_of(kind, *e4m3_operands(rows, inputs, outputs, dtype)).kernel == "cublas"
-
-
-def test_vectors_fill_the_gpu(here: Gpu) -> None:
-    for inputs, outputs in ((4096, 2048), (4096, 151_936)):
-        blocks = e4m3_blocks(inputs, outputs)
-        assert outputs // blocks.outputs >= 2 * here.num_sms or blocks == Blocks(4, 256)
-    assert (e4m3_blocks(8960, 1536) == Blocks(2, 512, 2)) == (here.capability == (9, 0))
 
 
 @pytest.mark.parametrize("name", [name if name == "qwen2_vl_2b" else slow(name) for name in NAMES if name != "voxcpm2"])
