@@ -71,6 +71,23 @@ def test_every_child_is_started_by_the_one_command() -> None:
     assert not [path for path in sources if "sys.executable" in path.read_text()]
 
 
+SPOKEN = "service.api.spoken_text.text_splitting, service.api.spoken_text.markup"
+
+
+@pytest.mark.parametrize(
+    ("modules", "missing"),
+    [
+        ("service.engine.chat.guided.matchers, llguidance", "torch"),
+        (f"service.media.loader, service.media.audio_out, service.media.decode_worker, {SPOKEN}", "torch"),
+        slow("models.voxcpm2.processor", "torch"),
+        slow("service.api.app, service.media.decode_worker", "av"),
+    ],
+)
+def test_what_starts_often_or_computes_little_does_without_large_packages(modules: str, missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; import {modules}"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=GENEROUS)
+
+
 BUSY = """
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import math
 import struct
-import subprocess
-import sys
 
 import av
 import numpy as np
@@ -151,8 +149,7 @@ def test_a_speed_changes_the_tempo_keeps_the_pitch_and_loses_nothing_of_the_end(
 def test_wav_header() -> None:
     header = wav_header(24_000)
     assert len(header) == 44 and header[:4] == b"RIFF" and header[4:8] == header[40:44] == b"\xff\xff\xff\xff"
-    rate, bytes_a_second, bytes_a_sample, bits = struct.unpack("<IIHH", header[24:36])
-    assert (rate, bytes_a_second, bytes_a_sample, bits) == (24_000, 48_000, 2, 16)
+    assert struct.unpack("<IIHH", header[24:36]) == (24_000, 48_000, 2, 16)
     data = b"".join(stream(StreamingEncoder("wav", RATE, 24_000), speech(0.5)))
     assert data[:44] == header
     with soundfile.SoundFile(io.BytesIO(data)) as file:
@@ -225,10 +222,3 @@ def test_bad_arguments_are_named(arguments: tuple, field: str) -> None:
     with pytest.raises(InputError) as caught:
         StreamingEncoder(*arguments)
     assert caught.value.field == field
-
-
-@pytest.mark.slow
-def test_the_server_is_importable_without_ffmpeg() -> None:
-    """Raw samples and pictures need none of its libraries."""
-    code = "import sys; sys.modules['av'] = None; import service.api.app, service.media.decode_worker"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

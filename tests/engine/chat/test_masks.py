@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -51,7 +49,7 @@ from service.hub import EMBEDDED
 from service.link.config import EngineConfig, ModelConfig
 from service.link.messages import ChatRequest
 from service.link.sampling import SamplingParams
-from service.system.children import PACKAGE_ROOT, Silence
+from service.system.children import Silence
 from tests.support.devices import DEVICES
 from tests.support.grammars import with_all_servers
 from tests.support.inference import no_gradients as no_gradients
@@ -415,13 +413,3 @@ def test_processes_are_for_gpus_and_for_models_with_a_directory(monkeypatch: pyt
     assert hosts("sees", "cuda", 64) == [MaskProcess] * 4
     assert hosts("sees", "cuda", 64, sharers=8) == [MaskProcess] * 2
     assert hosts("sees", "cuda", 2) == [MaskProcess]
-
-
-@on_linux
-def test_matchers_are_built_without_torch() -> None:
-    """A process that does nothing but compute masks is small and starts fast."""
-    program = (
-        "import service.engine.chat.guided.matchers, sys; print('torch' in sys.modules, 'llguidance' in sys.modules)"
-    )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PACKAGE_ROOT)
-    assert run.stdout.split() == ["False", "True"]

@@ -63,7 +63,6 @@ class Family:
     largest: Bucket = field(default_factory=lambda: {"patches": 512, "sequences": 16, "max_seqlen": 512})
     smaller: Bucket = field(default_factory=lambda: {"patches": 256, "sequences": 8, "max_seqlen": 256})
     video_limits: VideoLimits | None = None
-    mixture: bool = False
 
     @property
     def directory(self) -> Path:
@@ -360,13 +359,9 @@ FAMILIES: dict[str, Family] = {
             video_limits=VideoLimits(3136, 16_000, 10**9),
         ),
         Family("qwen3_vl", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW)),
-        Family(
-            "qwen3_vl_moe", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW), mixture=True
-        ),
+        Family("qwen3_vl_moe", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW)),
         Family("qwen3_5", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW)),
-        Family(
-            "qwen3_5_moe", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW), mixture=True
-        ),
+        Family("qwen3_5_moe", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW)),
         Family(
             "kimi_vl",
             buckets=(
@@ -377,7 +372,6 @@ FAMILIES: dict[str, Family] = {
             random=kimi_item,
             engine={"encoder_buckets": (64, 160)},
             full=(((1, 3, 2, 0),), ((1, 1, 24, 0),), tuple((1, 2, 2, seed) for seed in range(16)), ((16, 1, 1, 0),)),
-            mixture=True,
         ),
         _minicpmv("2.5"),
         _minicpmv("2.6"),
