@@ -100,13 +100,6 @@ def test_official_limits_of_the_published_model() -> None:
     assert limits.frame_pixels(200) == int(int(0.9 * 32768 * 784) / 200 * 2)
 
 
-def test_an_odd_frame_count_makes_a_pair_of_the_last_frame(processor: Qwen2VLProcessor) -> None:
-    frames = [np.full((120, 160, 3), value, dtype=np.uint8) for value in (0, 100, 200)]
-    item = processor.video(video_of(frames))
-    assert item.kind == "video" and item.arrays["grid_thw"][0] == 2 and len(item.frames) == 3
-    assert item.num_embeds == int(item.arrays["grid_thw"].prod()) // 4 and item.num_sequences == 2
-
-
 def test_frames_of_a_video_stay_within_the_limits_of_pictures(processor: Qwen2VLProcessor) -> None:
     item = processor.video(video_of([np.zeros((1080, 1920, 3), dtype=np.uint8)] * 2))
     height, width, _ = item.frames[0].shape

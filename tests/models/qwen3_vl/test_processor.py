@@ -149,13 +149,6 @@ def test_the_rate_changes_the_prompt_and_the_digest() -> None:
     assert b"<2.0 seconds><10.0 seconds>" in texts[0] and b"<0.1 seconds><0.6 seconds>" in texts[1]
 
 
-def test_a_video_of_one_frame_and_the_same_frame_as_a_picture() -> None:
-    processor, video = DENSE.processor, video_of(1)
-    frame, picture = processor.video(video), processor.image(Image.fromarray(video.frames[0]))
-    assert frame.arrays["grid_thw"][0] == 1 and frame.arrays["tenths"].tolist() == [0]
-    assert frame.digest != picture.digest
-
-
 def rendered(golden: Family, *messages: ChatMessage) -> str:
     return golden.processor.detokenize(prompt_of(golden.processor, messages).token_ids.tolist()).decode()
 
