@@ -308,13 +308,10 @@ def test_fused_item() -> None:
 
 
 def test_fusion_changes_the_digest() -> None:
-    clip = metadata(100, 10)
-    owner = processor("4.5")
-    indices = owner.sample_video(clip, fps=4, max_frames=1000)
-    pictures = frames(clip, indices).frames
-    apart = owner.video_item(pictures[:4], [[0], [1], [2], [3]])
-    fused = owner.video_item(pictures[:4], [[0, 1], [2, 3]])
-    later = owner.video_item(pictures[:4], [[0, 1], [2, 4]])
+    owner, pictures = processor("4.5"), frames(metadata(100, 10), [0, 1, 2, 3]).frames
+    apart = owner.video_item(pictures, [[0], [1], [2], [3]])
+    fused = owner.video_item(pictures, [[0, 1], [2, 3]])
+    later = owner.video_item(pictures, [[0, 1], [2, 4]])
     assert len({apart.digest, fused.digest, later.digest}) == 3
 
 
