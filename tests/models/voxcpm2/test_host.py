@@ -61,17 +61,6 @@ def test_equal_to_the_reference(make, width: int, size: int, rows: int, channels
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize(("make", "width", "size"), CASES)
-def test_a_stream_equals_one_pass(make, width: int, size: int) -> None:
-    """Pieces shorter than what the convolution remembers are among them."""
-    torch.manual_seed(size)
-    operation, given, pad = make(width, size, True)
-    x, slots = torch.randn(2, width, 60), torch.tensor([2, 1])
-    memory = torch.zeros(3, width, pad)
-    pieces = [operation(piece, *given, (memory, slots)) for piece in x.split((1, 30, 2, 27), dim=-1)]
-    assert relative_error(torch.cat(pieces, dim=-1), operation(x, *given)) < FLOAT32
-
-
 @pytest.mark.parametrize("sequences", [1, 4])
 def test_equal_to_a_stack_of_another_dtype(sequences: int) -> None:
     networks = [load_model(DIRECTORY, torch.device("cpu"), dtype).network for dtype in (torch.float32, torch.float64)]
