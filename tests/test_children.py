@@ -1,4 +1,4 @@
-"""Children of the server run its own code wherever it is started, end in time, and keep the memory that they free."""
+"""Children of the server run its own code wherever it is started, and end in time."""
 
 from __future__ import annotations
 
@@ -71,6 +71,23 @@ def test_every_child_is_started_by_the_one_command() -> None:
     assert not [path for path in sources if "sys.executable" in path.read_text()]
 
 
+SPOKEN = "service.api.spoken_text.text_splitting, service.api.spoken_text.markup"
+
+
+@pytest.mark.parametrize(
+    ("modules", "missing"),
+    [
+        ("service.engine.chat.guided.matchers, llguidance", "torch"),
+        (f"service.media.loader, service.media.audio_out, service.media.decode_worker, {SPOKEN}", "torch"),
+        slow("models.voxcpm2.processor", "torch"),
+        slow("service.api.app, service.media.decode_worker", "av"),
+    ],
+)
+def test_what_starts_often_or_computes_little_does_without_large_packages(modules: str, missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; import {modules}"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=GENEROUS)
+
+
 BUSY = """
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -137,38 +154,3 @@ print("goes on")
 def test_ctrl_c_during_an_import_ends_the_process_unless_ignored(how: str, status: int, says: str) -> None:
     done = subprocess.run([sys.executable, "-c", CTRL_C, how], capture_output=True, text=True, timeout=GENEROUS)
     assert (done.returncode, done.stdout, done.stderr) == (status, says, "")
-
-
-CHILD = """
-import resource, threading
-from service.system.children import keep_freed_memory
-
-def decode():
-    blocks = [bytes(803_000), bytes(803_000), bytes(603_000)]
-
-def new_pages():
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-
-def work():
-    for _ in range(4):
-        decode()
-    before = new_pages()
-    for _ in range(8):
-        decode()
-    print(new_pages() - before)
-
-{call}
-thread = threading.Thread(target=work)
-thread.start()
-thread.join()
-"""
-
-
-def new_pages(call: str) -> int:
-    child = subprocess.run([sys.executable, "-c", CHILD.format(call=call)], capture_output=True, text=True, check=True)
-    return int(child.stdout)
-
-
-def test_a_thread_takes_no_new_pages_for_pictures_of_one_size() -> None:
-    given_back = new_pages("pass")
-    assert 10 * new_pages("keep_freed_memory()") < given_back

@@ -15,7 +15,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import h11
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -132,26 +131,6 @@ def test_nothing_private_is_used_that_is_not_listed() -> None:
     for path in (path for top in PRODUCT for path in (ROOT / top).rglob("*.py")):
         private = set(names_with_underscores(ast.parse(path.read_text())))
         assert private <= listed, f"{path.relative_to(ROOT)}: {private - listed} is not in docs/private_interfaces.md"
-
-
-def test_h11_keeps_its_state_while_pieces_of_a_body_pass_it_by() -> None:
-    """FastBodyConnection frames chunks itself: h11 must neither count them nor mind."""
-    connection = h11.Connection(h11.SERVER)
-    connection.receive_data(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
-    assert isinstance(connection.next_event(), h11.Request) and connection.next_event() == h11.EndOfMessage()
-    response = h11.Response(status_code=200, headers=[("Content-Type", "text/plain")])
-    assert response.headers.raw_items() == [(b"Content-Type", b"text/plain")]
-    connection.send(response)
-    assert connection.our_state is h11.SEND_BODY
-    assert connection.send(h11.EndOfMessage()) == b"0\r\n\r\n" and connection.our_state is h11.DONE
-
-
-def test_a_histogram_adds_up_what_is_put_into_its_parts() -> None:
-    histogram = made("Histogram")
-    histogram._sum.inc(3.0)
-    histogram._buckets[0].inc(2)
-    samples = {(sample.name, sample.labels.get("le")): sample.value for sample in histogram.collect()[0].samples}
-    assert samples["probe_sum", None] == 3 and samples["probe_bucket", "1.0"] == samples["probe_count", None] == 2
 
 
 def test_triton_takes_warmup_as_the_precompilation_gives_it() -> None:

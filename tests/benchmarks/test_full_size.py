@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import decode, encoder, quantization, replay_profile
+from benchmarks import decode, encoder, quantization
 from benchmarks.checkpoints.published import GOLDEN
 from benchmarks.checkpoints.quantised import FORMS, quantised
 from benchmarks.measure import timing
@@ -100,32 +100,3 @@ def test_a_step_with_drafts() -> None:
     runner, plan, state = decoder.captured_decode("tiny", drafting, 2, GraphPool(CPU, 1 << 30), drafts=3)
     assert runner.run(plan).route == "replay"
     assert (state.ints[1:, IntColumn.LENGTH] > decoder.CONTEXT).all() and (state.drafts[1:] >= 0).all()
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["56", "28"], "replay_profile_tiny"),
-        (["--encoder", "56", "64x32", "2f"], "replay_profile_tiny_encoder"),
-        (["--prefill", "24", "8+40"], "replay_profile_tiny_prefill"),
-        (["--quantization", "fp8", "4"], "replay_profile_tiny_fp8"),
-    ],
-)
-def test_what_a_profile_calls(tiny: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], named: str) -> None:
-    monkeypatch.setattr(replay_profile, "SIDE", 28)
-    given = replay_profile.arguments_of(["tiny", *words])
-    result, _, step = replay_profile.way_of(given, tiny)
-    assert result == named
-    model = load(tiny, CPU, quantization=given.quantization)
-    for size in given.sizes:
-        assert [run.route for run in step("tiny", model, size, GraphPool(CPU, 1 << 30))()] == ["replay"]
-
-
-def test_a_profile_of_adapters_has_them_in_its_rows() -> None:
-    speech = next(Path(path) for path in embedded_models() if family_of(Path(path)).kind == "speech")
-    given = replay_profile.arguments_of(["voxcpm2", "--lora", "2"])
-    result, sizes, step = replay_profile.way_of(given, speech)
-    assert (result, sizes) == ("replay_profile_voxcpm2_lora_2", ["64"])
-    with torch.inference_mode():
-        model = load(speech, CPU)
-        assert [run.route for run in step("voxcpm2", model, "3", GraphPool(CPU, 1 << 30))()] == ["replay"]

@@ -99,15 +99,6 @@ def test_without_listeners_workers_take_turns() -> None:
     assert len(a.launches) == len(b.launches) == 5
 
 
-def test_what_would_make_a_listener_wait_has_to_wait() -> None:
-    chat, speech = FakeWorker("chat", 0.05), FakeWorker("speech", 0.01, deadline=0.04, gain=0.16)
-    both = arbiter(chat, speech)
-    both.launch(0.0)
-    assert speech.launches and not chat.launches
-    both.launch(0.01)
-    assert chat.launches == [0.01]
-
-
 def test_launched_work_counts_against_the_slack() -> None:
     chat, speech = FakeWorker("chat", 0.05), FakeWorker("speech", 0.01, deadline=0.1, gain=0.0)
     speech.waiting = 0.06

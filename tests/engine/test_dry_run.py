@@ -146,18 +146,6 @@ def test_weights_in_e4m3_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_passes_over_weights_in_e4m3_take_what_others_take(tmp_path: Path) -> None:
-    """Kernels read the weights as they are: nothing is dequantised, least of all a head of 152,064 rows."""
-    directory = make("qwen2_vl_7b", tmp_path)
-    plain, quantised = (
-        dry_run(EngineConfig((ModelConfig("m", str(directory), "auto", "random", quantization),)), 24 * GIB)
-        for quantization in ("none", "fp8")
-    )
-    assert quantised.memory.workspace == pytest.approx(plain.memory.workspace, rel=0.05)
-    assert quantised.refusal is None and quantised.models[0].at_once(1024) > plain.models[0].at_once(1024)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(("voxcpm2", "qwen3_asr"))])
 def test_the_documented_weights_in_fewer_bits(name: str, tmp_path: Path) -> None:
     published = [make(name, tmp_path, form) for form in (None, "fp8", "awq")]

@@ -39,14 +39,10 @@ def workers(*made: FakeWorker) -> list[ModelWorker]:
     return list(made)  # type: ignore[arg-type]
 
 
-def test_models_get_equal_shares_of_bytes() -> None:
+def test_models_get_equal_shares_of_bytes_and_what_others_cannot_use() -> None:
     made = workers(FakeWorker("a", 100), FakeWorker("b", 100), FakeWorker("c", 50))
     assert split_pages(made, 12_000) == {"a": 40, "b": 40, "c": 80}
-
-
-def test_what_a_model_cannot_use_goes_to_the_others() -> None:
-    made = workers(FakeWorker("a", 100, max_pages=5), FakeWorker("b", 100))
-    assert split_pages(made, 10_000) == {"a": 5, "b": 95}
+    assert split_pages(workers(FakeWorker("a", 100, max_pages=5), made[1]), 10_000) == {"a": 5, "b": 95}
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 100)), min_size=1, max_size=5), st.integers(0, 10**5))
@@ -62,20 +58,16 @@ def room(used: int, total: int) -> Callable[[], Room]:
 
 
 @pytest.mark.parametrize(
-    ("total", "graphs", "embeddings"),
-    [(None, 4 * GIB, GIB), (80 * GIB, 4 * GIB, GIB), (24 * GIB, 3 * GIB, 3 * GIB // 4), (8 * GIB, GIB, GIB // 4)],
+    ("total", "graphs", "embeddings", "slots"),
+    [(None, 4, 1, 64), (80 * GIB, 4, 1, 128), (40 * 10**9, 4, 1, 128), (24 * GIB, 3, 0.75, 64), (8 * GIB, 1, 0.25, 64)],
 )
-def test_small_gpus_keep_less_for_graphs_and_pictures(total: int | None, graphs: int, embeddings: int) -> None:
+def test_the_size_of_a_gpu_decides_about_graphs_pictures_and_slots(
+    total: int | None, graphs: float, embeddings: float, slots: int
+) -> None:
     found = with_gpu_bytes(config("a"), total)
-    assert (found.graph_bytes, found.encoder_cache_bytes) == (graphs, embeddings)
-    told = with_gpu_bytes(config("a", graph_memory=5 * GIB, encoder_cache=2 * GIB), total)
-    assert (told.graph_bytes, told.encoder_cache_bytes) == (5 * GIB, 2 * GIB)
-
-
-@pytest.mark.parametrize(("total", "slots"), [(None, 64), (24 * GIB, 64), (40 * 10**9, 128), (80 * GIB, 128)])
-def test_a_large_gpu_has_more_request_slots_unless_told(total: int | None, slots: int) -> None:
-    assert with_gpu_bytes(config("a"), total).slots == slots
-    assert with_gpu_bytes(config("a", max_running=7), total).slots == 7
+    assert (found.graph_bytes, found.encoder_cache_bytes, found.slots) == (graphs * GIB, embeddings * GIB, slots)
+    told = with_gpu_bytes(config("a", graph_memory=5 * GIB, encoder_cache=2 * GIB, max_running=7), total)
+    assert (told.graph_bytes, told.encoder_cache_bytes, told.slots) == (5 * GIB, 2 * GIB, 7)
 
 
 @pytest.mark.parametrize(

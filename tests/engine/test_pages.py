@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from service.engine.core.pages import OutOfPages, PagePool, SlotPool
+from service.engine.core.pages import OutOfPages, PagePool
 
 NUM_PAGES = 12
 
@@ -91,12 +91,3 @@ def test_an_equal_page_stays_private() -> None:
     assert pool.share([b"x"]) == [first]
     pool.release([second])
     assert pool.num_cached == 0 and pool.num_available == 2
-
-
-def test_slots_are_given_out_once() -> None:
-    slots = SlotPool(3)
-    assert [slots.allocate() for _ in range(3)] == [1, 2, 3]
-    slots.release(2)
-    assert slots.allocate() == 2 and slots.num_used == 3
-    with pytest.raises(AssertionError):
-        slots.release(0)

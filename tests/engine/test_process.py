@@ -14,10 +14,8 @@ import pytest
 import torch
 
 from service.engine.core.faults import LaunchError, RepeatableLaunchError, launch_errors, launch_failure
-from service.engine.core.worker import StartPhases
 from service.engine.memory import process_age, process_usage
 from service.engine.start import resolve_device
-from service.graphs.observations import Observations
 from service.link.config import ConfigurationError, EngineConfig
 
 
@@ -48,20 +46,6 @@ def test_a_name_with_brackets_is_read_over_and_a_system_without_proc_says_nothin
     usage = process_usage(stat)
     assert usage is not None and (usage.cpu_seconds, usage.threads, usage.resident_bytes) == (4, 9, 11 * page)
     assert process_usage(tmp_path / "none") is None and process_age(tmp_path / "none") is None
-
-
-def test_phases_of_a_start_add_up() -> None:
-    observations = Observations()
-    phases = StartPhases(observations)
-    phases.add("load", 1.0)
-    phases.add("capture", 4.0)
-    phases.add("load", 2.0)
-    with phases.timed("memory"):
-        pass
-    events = observations.drain()
-    last = {event.labels["phase"]: event.value for event in events}
-    assert {event.name for event in events} == {"start_phase_seconds"}
-    assert last["load"] == 3 and last["capture"] == 4 and last["memory"] >= 0
 
 
 @pytest.fixture
@@ -108,3 +92,8 @@ def test_what_a_batch_may_cause_ends_its_requests(launch: Callable[[], None], st
 def test_a_failed_launch_that_is_repeatable_is_still_known_as_one_outside() -> None:
     with pytest.raises(RepeatableLaunchError), launch_errors(), launch_errors(RepeatableLaunchError):
         raise ValueError
+
+
+def test_a_fault_of_the_device_is_passed_on() -> None:
+    with pytest.raises(torch.AcceleratorError), launch_errors():
+        raise torch.AcceleratorError("an illegal memory access was encountered")

@@ -109,21 +109,6 @@ def test_replay_equals_eager_with_poison_everywhere(device: str, lengths: list[l
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("bucket", range(4))
-def test_a_bucket_is_filled_by_one_item_and_by_its_most_sequences(device: str, bucket: int) -> None:
-    runner = shared_runner(device)
-    bucket = runner.bucket_list[bucket]
-    patches, sequences = bucket["patches"], bucket["sequences"]
-    even = [patches // sequences // 2 * 2] * sequences
-    for items in ([tiny_item(1, [patches])], [tiny_item(2, even)], [tiny_item(i, [even[0]]) for i in range(sequences)]):
-        poison(runner)
-        expected, _ = encode(runner, items, eager="disabled")
-        replayed, run = encode(runner, items)
-        assert run.route == "replay"
-        torch.testing.assert_close(replayed, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_every_route_is_counted_with_its_reason(device: str) -> None:
     runner, observations = encoder_runner(device)
     encode(runner, [tiny_item(0, [10])])
@@ -160,16 +145,6 @@ def test_a_dense_bucket_holds_what_fills_it_and_is_captured_last() -> None:
     assert runner.captured == [*general[::-1], dense]
     for lengths, bucket in (([31], dense), ([32], dense), ([30], general[1]), ([14, 16], general[1])):
         assert encode(runner, [tiny_item(0, lengths)])[1].bucket == bucket
-
-
-def test_the_captured_graph_is_asserted_to_cover_what_the_plan_needs() -> None:
-    runner = shared_runner("cpu")
-    plan = runner.capturable.plan([tiny_item(0, [10])])
-    bucket = next(bucket for bucket in runner._graphs.values() if bucket.bucket["patches"] == 16)
-    with pytest.raises(AssertionError, match=r"for .*'max_seqlen': 17"):
-        runner._replay(bucket, replace(plan, required=dict(plan.required) | {"max_seqlen": 17}))
-    with pytest.raises(AssertionError, match=r"for \{'patches': 10\}"):
-        runner._replay(bucket, replace(plan, required={"patches": 10}))
 
 
 BROKEN = (32, 48)
@@ -251,22 +226,6 @@ class Counter:
         return {"sums": rows.sum(dim=1)}
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_slot_state_advances_in_place_and_padding_touches_scratch_alone(device: str) -> None:
-    counter = Counter(device)
-    runner, _ = made_runner(counter, [{"rows": 4}], GraphPool(torch.device(device), LIMIT))
-    assert runner.capture_next(idle=False)
-    counter.table.zero_()
-    hidden = torch.arange(1.0, 9.0, device=device).view(2, 4)
-    for turn in range(1, 4):
-        slots = torch.tensor([5, 2]).numpy()
-        plan = Plan(arrays={"slots": slots}, tensors={"hidden": [hidden[:1], hidden[1:]]}, required={"rows": 2})
-        run = runner.run(plan)
-        assert run.route == "replay"
-        assert run.outputs["sums"][:2].tolist() == [10.0 * turn, 26.0 * turn]
-    assert counter.table[[1, 3, 4, 6, 7]].abs().sum() == 0
-
-
 TWO = [{"rows": 2}, {"rows": 4}]
 
 
@@ -278,17 +237,6 @@ class PartedPool(GraphPool):
             assert all(not buffer.any() for buffer in fill().values())
             yield
         return (yield from super().capture(capturable, bucket, fill))
-
-
-def test_an_idle_runner_serves_between_the_parts_of_a_capture() -> None:
-    runner, _ = made_runner(Counter("cpu"), TWO, PartedPool(torch.device("cpu"), LIMIT), before_ready=())
-    plan = Plan(arrays={"slots": torch.tensor([5, 2]).numpy()}, required={"rows": 2})
-    parts = 0
-    while runner.capture_next(idle=True):
-        parts += 1
-        assert runner.run(plan).route == ("replay" if parts >= 3 else "eager")
-        assert runner.num_untried == 2 - parts // 3
-    assert parts == 6 and len(runner.captured) == 2
 
 
 def test_a_capture_that_is_given_up_for_a_request_begins_anew() -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import base64
 import io
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import numpy as np
 import soundfile
 from PIL import Image
 
+from models.interfaces.errors import InputError
 from models.interfaces.resizing import FrameResizer
 from service.media.loader import Choose
+
+T = TypeVar("T")
 
 
 def picture(width: int = 40, height: int = 30, seed: int = 0) -> Image.Image:
@@ -120,3 +124,15 @@ def mutations(data: bytes, count: int, seed: int) -> Iterator[bytes]:
             if len(mutant) < 2:
                 break
         yield bytes(mutant)
+
+
+def tried(files: Iterable[bytes], decode: Callable[[bytes], T], field: str) -> tuple[list[T], int]:
+    """What is made of those that are taken, and how many are refused; nothing else may come of one."""
+    made, refused = list[T](), 0
+    for file in files:
+        try:
+            made.append(decode(file))
+        except InputError as error:
+            assert error.field == field
+            refused += 1
+    return made, refused

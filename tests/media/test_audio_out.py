@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import math
 import struct
-import subprocess
-import sys
 
 import av
 import numpy as np
@@ -135,31 +133,23 @@ def test_nothing_is_rewritten_and_the_pieces_do_not_matter(name: str) -> None:
         assert whole == pieces
 
 
-@pytest.mark.parametrize("speed", [0.25, 0.5, 0.8, 1.5, 4.0])
-def test_speed_changes_the_tempo_and_keeps_the_pitch(speed: float) -> None:
-    samples = tone(440, RATE, 2.0)
-    result = by_soundfile(b"".join(stream(StreamingEncoder("pcm", RATE, RATE, speed), samples)), "pcm", RATE)[0]
-    assert result.size == round(2.0 * RATE / speed)
-    spectrum = np.abs(np.fft.rfft(result * np.hanning(result.size)))
-    assert spectrum.argmax() * RATE / result.size == pytest.approx(440, rel=0.01)
-
-
 @pytest.mark.parametrize("rate", [RATE, 22_050, 8_000])
-@pytest.mark.parametrize("speed", [0.25, 1.1, 4.0])
-def test_nothing_of_the_end_is_lost_with_a_speed(rate: int, speed: float) -> None:
+@pytest.mark.parametrize("speed", [0.25, 0.8, 1.1, 4.0])
+def test_a_speed_changes_the_tempo_keeps_the_pitch_and_loses_nothing_of_the_end(rate: int, speed: float) -> None:
     for seconds in (0.16, 0.64, 2.0):
         samples = tone(440, RATE, seconds)
         result = by_soundfile(b"".join(stream(StreamingEncoder("pcm", RATE, rate, speed), samples)), "pcm", rate)[0]
         assert result.size == round(seconds * rate / speed)
         heard = np.flatnonzero(np.abs(result) > 0.01)[-1] / rate
         assert heard == pytest.approx(seconds / speed, abs=0.03)
+    spectrum = np.abs(np.fft.rfft(result * np.hanning(result.size)))
+    assert spectrum.argmax() * rate / result.size == pytest.approx(440, rel=0.01)
 
 
 def test_wav_header() -> None:
     header = wav_header(24_000)
     assert len(header) == 44 and header[:4] == b"RIFF" and header[4:8] == header[40:44] == b"\xff\xff\xff\xff"
-    rate, bytes_a_second, bytes_a_sample, bits = struct.unpack("<IIHH", header[24:36])
-    assert (rate, bytes_a_second, bytes_a_sample, bits) == (24_000, 48_000, 2, 16)
+    assert struct.unpack("<IIHH", header[24:36]) == (24_000, 48_000, 2, 16)
     data = b"".join(stream(StreamingEncoder("wav", RATE, 24_000), speech(0.5)))
     assert data[:44] == header
     with soundfile.SoundFile(io.BytesIO(data)) as file:
@@ -232,10 +222,3 @@ def test_bad_arguments_are_named(arguments: tuple, field: str) -> None:
     with pytest.raises(InputError) as caught:
         StreamingEncoder(*arguments)
     assert caught.value.field == field
-
-
-@pytest.mark.slow
-def test_the_server_is_importable_without_ffmpeg() -> None:
-    """Raw samples and pictures need none of its libraries."""
-    code = "import sys; sys.modules['av'] = None; import service.api.app, service.media.decode_worker"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

@@ -153,13 +153,6 @@ async def test_choose_may_refuse(pool: WorkerPool) -> None:
     assert pool.workers_lost == lost
 
 
-@pytest.mark.parametrize("indices", [[], [3, 2], [-1], [30]])
-async def test_bad_indices_are_a_bug_of_the_caller(pool: WorkerPool, indices: list[int]) -> None:
-    with pytest.raises(ValueError, match="must ascend"):
-        await decode(pool, samples.video(), chosen(*indices))
-    assert len((await decode(pool, samples.video(), every(10))).frames) == 3
-
-
 async def test_cut_short(pool: WorkerPool) -> None:
     """One rule: what is there is answered, whatever the container; an MP4 whose index was at the end has nothing."""
     for container, codec, options in (

@@ -166,13 +166,6 @@ def test_secrets_stay_out_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None
     assert "secret" not in " ".join(_environment().values())
 
 
-def test_media_needs_no_torch() -> None:
-    modules = "service.media.loader, service.media.audio_out, service.media.decode_worker"
-    spoken = "service.api.spoken_text.text_splitting, service.api.spoken_text.markup"
-    code = f"import sys, {modules}, {spoken}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
-
-
 def namespaces_allowed() -> bool:
     """Whether a process like a worker may leave the network, tried in one of its own."""
     code = """

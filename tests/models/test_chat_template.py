@@ -87,15 +87,6 @@ def layout(tmp_path: Path, *, multimodal: bool) -> Path:
 SAID = say("user", 0, "what is it")
 
 
-def test_a_text_only_template_that_a_tokenizer_saved_beside_that_of_the_processor(tmp_path: Path) -> None:
-    """As fine-tuned checkpoints have it whose tokenizer was saved and whose other files were copied."""
-    usual, path = load_processor(GOLDEN / "qwen2_vl"), layout(tmp_path, multimodal=True)
-    (path / "chat_template.jinja").write_text(TEXT_ONLY)
-    item = usual.image(Image.new("RGB", (56, 56)))
-    taken = prompt_of(load_processor(path), [SAID], [item]).token_ids.tolist()
-    assert taken == prompt_of(usual, [SAID], [item]).token_ids.tolist()
-
-
 def test_a_picture_for_a_text_only_template_is_refused_clearly(tmp_path: Path) -> None:
     processor = load_processor(layout(tmp_path, multimodal=False))
     item = processor.image(Image.new("RGB", (56, 56)))

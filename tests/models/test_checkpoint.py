@@ -177,8 +177,9 @@ def test_missing_and_broken_safetensors_files_are_refused(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match=r"no safetensors file \(model\.safetensors\)"):
         load(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x08" + b"\x00" * 7 + b"{broken}")
-    with pytest.raises(CheckpointError, match=f"^{tmp_path}/model.safetensors cannot be read"):
-        load(tmp_path)
+    for read in (load, loaded):
+        with pytest.raises(CheckpointError, match=f"^{tmp_path}/model.safetensors cannot be read"):
+            read(tmp_path)
 
 
 def test_weights_larger_than_what_a_gpu_has_left_are_refused_before_any_is_read(
@@ -286,9 +287,3 @@ def test_a_head_in_another_dtype_is_compared_by_its_values(tmp_path: Path, dtype
     table = TABLE.bfloat16()
     save_file({NAMES[0]: table, "lm_head.weight": table.to(dtype)}, tmp_path / "model.safetensors")
     assert loaded(tmp_path) == tied
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"not one")
-    with pytest.raises(CheckpointError, match=f"^{tmp_path}/model.safetensors cannot be read"):
-        loaded(tmp_path)

@@ -14,8 +14,8 @@ from PIL import Image
 
 from models.interfaces import resizing
 from models.interfaces.media import MediaItem, MediaKind
-from models.interfaces.resizing import FrameResizer, bicubic_weights, resize
-from models.layers.resample import resample, resized
+from models.interfaces.resizing import FrameResizer, resize
+from models.layers.resample import resized
 from models.qwen_vl.config import VisionConfig
 from models.qwen_vl.encoder import patch_rows
 from models.qwen_vl.items import vision_item
@@ -74,16 +74,6 @@ def test_the_bytes_of_photographs_sizes(size: tuple[int, int], to: tuple[int, in
     assert_same(on_device(pixels, *to), resize(Image.fromarray(pixels), *to))
 
 
-@settings(deadline=None)
-@given(st.integers(1, 400), st.integers(1, 400))
-def test_weights_add_up_and_stay_within_the_line(length: int, new_length: int) -> None:
-    first, weights = bicubic_weights(length, new_length)
-    assert first.min() >= 0 and first.max() < length
-    assert np.abs(weights.sum(axis=1) - (1 << resizing.WEIGHT_BITS)).max() <= weights.shape[1]
-    inside = first[:, None] + np.arange(weights.shape[1]) < length
-    assert not weights[~inside].any()
-
-
 @pytest.mark.parametrize(
     ("size", "leaves"), [((90, 60), True), ((84, 56), True), ((200, 160), False), ((3, 310), False)]
 )
@@ -127,9 +117,3 @@ def test_other_modes_are_left_as_rgb(left: None) -> None:
 
 def test_nothing_is_left_unless_it_is_asked_for() -> None:
     assert resizing.resized_or_left(Image.fromarray(noise(60, 40)), 56, 28).shape == (28, 56, 3)
-
-
-@pytest.mark.parametrize("length", [1, 5, 40])
-def test_lines_without_values(length: int) -> None:
-    first, weights = (torch.from_numpy(array) for array in bicubic_weights(length, 7))
-    assert resample(torch.empty((0, length, 3), dtype=torch.uint8), first, weights).shape == (0, 7, 3)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 
 from models.interfaces.capturable import EXACT, Bucket
 from models.interfaces.media import MediaItem
@@ -18,18 +17,15 @@ from models.layers.dense_segments import WHOLE_ROWS
 from models.protocol import VisionEncoder
 from tests.models.families.family import FAMILIES, Family, families
 from tests.support.chat_golden import largest_difference
-from tests.support.encoder_replay import CapturedEncoder, bytes_of_nan, padded, random_item
+from tests.support.encoder_replay import CapturedEncoder, bytes_of_nan, random_item
 from tests.support.golden import fact_of_own_fixture
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
-from tests.support.one_segment import allow_one_segment
 from tests.support.one_segment import dense_calls as dense_calls
 from tests.support.one_segment import taken as taken
 
 TOLERANCE = 2e-5
 CASES = families("qwen2_vl", "qwen3_vl", "kimi_vl")
-GATHERED = ("kimi_vl",)
-"""Rows are gathered by an index, which in padding names a row of the picture."""
 
 
 def noise(family: Family, seed: int) -> MediaItem:
@@ -68,52 +64,6 @@ def test_golden_pictures_in_exact_buckets(family: Family, dense_calls: list[int]
         dense_calls.clear()
         assert largest_difference(captured.replayed([item]), family.embeds(name)) <= TOLERANCE
         assert dense_calls == [item.num_patches] * dense_layers(encoder)
-
-
-@pytest.mark.parametrize("family", CASES)
-def test_padding_of_nan_changes_nothing(family: Family, taken: list[int]) -> None:
-    encoder: Any = family.model.encoder
-    item = noise(family, 3)
-    bucket = one_segment_bucket(encoder, item, 1)
-    plain = padded(encoder, [item], bucket)
-    if not family.qwen:
-        poisoned = padded(encoder, [item], bucket, positions=float("nan"))
-    else:
-        values = encoder.byte_values.clone()
-        encoder.byte_values.view(3, 256)[:, 255] = float("nan")
-        try:
-            poisoned = padded(encoder, [item], bucket, pixels=255)
-        finally:
-            encoder.byte_values.copy_(values)
-    real = item.num_embeds
-    assert plain.isfinite().all() and (family.name in GATHERED or poisoned[real:].isnan().all())
-    assert torch.equal(poisoned[:real], plain[:real])
-    assert len(taken) == 2 * dense_layers(encoder)
-
-
-@fact_of_own_fixture
-@pytest.mark.parametrize("family", CASES)
-def test_an_engine_captures_it_last_for_single_pictures(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    allow_one_segment(monkeypatch)
-    monkeypatch.setattr(dense_segments, "WHOLE_ROWS", 16)
-    engine = InlineEngine(family.model, family.processor, encoder_buckets=(32, 64, 128))
-    runner = engine.worker._vision.runner
-    assert [bucket["patches"] for bucket in runner.captured] == [128, 32]
-    while runner.capture_next(idle=True):
-        pass
-    assert [bucket["patches"] for bucket in runner.captured] == [128, 32, 64, 128, 64, 32]
-    assert [bucket["sequences"] == 1 for bucket in runner.captured] == [False] * 3 + [True] * 3
-    asked: list[Bucket] = []
-    forward = engine.model.encoder.forward
-
-    def spy(buffers: Any, bucket: Bucket) -> dict[str, Tensor]:
-        asked.append(bucket)
-        return forward(buffers, bucket)
-
-    monkeypatch.setattr(engine.model.encoder, "forward", spy)
-    for items in ([noise(family, 5)], [noise(family, 6), noise(family, 7)]):
-        runner.run(engine.model.encoder.plan(items))
-    assert [(bucket["patches"], bucket["sequences"] == 1) for bucket in asked] == [(32, True), (64, False)]
 
 
 @fact_of_own_fixture

@@ -191,18 +191,6 @@ def test_every_family_writes_tools_and_escapes_what_they_hold(family: str) -> No
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_reasoning_of_an_earlier_answer_is_for_templates_that_read_it(family: str) -> None:
-    processor = loaded(family)
-
-    def asked(reasoning: str | None) -> str:
-        return written(processor, say("user", "hi"), say("assistant", "yes", reasoning=reasoning), say("tool", "so"))
-
-    assert ("I think" in asked("I think\n")) == (family == "qwen3_vl_moe")
-    processor.template = ChatTemplate(KNOWS, {})
-    assert "<think>I think</think>yes" in asked("I think\n") and "<think>" not in asked(None)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_shows_the_pictures_of_results(family: str) -> None:
     """In the results of which they are a part, whatever others stand beside them."""
     processor = loaded(family)

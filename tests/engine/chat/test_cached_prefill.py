@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from torch import Tensor
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.capturable import Bucket, Plan
 from models.protocol import Decoder
-from service.engine.chat.graphs import CACHED_PREFILL_TOKENS, token_buckets
 from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import PrefillStep
 from service.graphs.buckets import fits
@@ -159,12 +157,3 @@ def _replayed(made: Prefill, pages: Tensor, chunks: list[tuple[int, int]], hidde
     run = made.runner.run(plan)
     assert run.route == "replay"
     return run.outputs["hidden"][: len(hidden)], slot_mapping
-
-
-def test_buckets_go_to_the_budget_and_a_padded_token_is_at_most_one_in_two() -> None:
-    sizes = CACHED_PREFILL_TOKENS["cuda"]
-    assert token_buckets(sizes, 2048, whole=True) == list(sizes)
-    assert token_buckets(sizes, 100, whole=True) == [32, 64, 100]
-    assert token_buckets(sizes, 4096, whole=True)[-4:] == [2560, 3200, 4000, 4096]
-    assert token_buckets(sizes, 4096) == list(sizes)
-    assert all(after <= 2 * before for before, after in pairwise(sizes))

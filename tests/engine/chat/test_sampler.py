@@ -8,16 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.engine.chat.sampler import (
-    apply_penalties,
-    apply_penalties_and_filters,
-    choose,
-    draw,
-    filtered,
-    log_probabilities,
-    sample,
-    uniform,
-)
+from service.engine.chat.sampler import apply_penalties, draw, filtered, log_probabilities, sample, uniform
 from service.engine.chat.slot_state import IntColumn, SlotState
 from service.link.sampling import FloatColumn, SamplingParams
 from tests.support.devices import DEVICES
@@ -158,31 +149,6 @@ def test_penalties_bias_and_minimum_length_change_their_own_row_alone(device: st
     torch.testing.assert_close(out, expected)
     state.ints[1, IntColumn.GENERATED] = 3
     assert apply_penalties(logits, slots, state.ints[slots], state.floats[slots], state)[0, 20] == logits[0, 20]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_neutral_rows_choose_the_same_in_both_variants(device: str) -> None:
-    logits = torch.randn((2, VOCABULARY), generator=torch.Generator().manual_seed(1)).to(device)
-    slots = torch.tensor([1, 2], device=device)
-    for temperature in (0.0, 0.7, 1.5):
-        state = state_of(device, temperature=temperature)
-        for step in range(8):
-            state.ints[1, IntColumn.GENERATED] = step
-            plain = choose(logits, slots, state)
-            assert plain.tolist() == choose(apply_penalties_and_filters(logits, slots, state), slots, state).tolist()
-            assert plain[1] == logits[1].argmax()
-
-
-def test_a_draw_depends_on_seed_and_position_alone() -> None:
-    logits = torch.randn((1, VOCABULARY), generator=torch.Generator().manual_seed(2))
-    state = state_of(temperature=1.0)
-    alone = choose(logits, torch.tensor([1]), state)
-    together = torch.cat((torch.randn(3, VOCABULARY), logits))
-    state.ints[2] = state.ints[1]
-    state.floats[2] = state.floats[1]
-    assert choose(together, torch.tensor([0, 0, 1, 2]), state)[-1] == alone
-    state.ints[1, IntColumn.POSITION] = 77
-    assert choose(logits, torch.tensor([1]), state) == alone
 
 
 @pytest.mark.parametrize("device", DEVICES)

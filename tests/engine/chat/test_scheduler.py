@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from models.interfaces.media import Prompt
@@ -139,16 +139,6 @@ def test_digests_chain_tokens_positions_and_pixels() -> None:
     moved = tiny_prompt([text, image, [4] * 6])
     moved.positions[:, -6] += 1
     assert digests(moved)[:2] == base[:2] and digests(moved)[2:] != base[2:]
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 12))
-@settings(max_examples=60)
-def test_a_hit_leaves_a_token_and_asks_for_the_items_of_all_that_follows(lengths: list[int], pages: int) -> None:
-    pieces = [piece for i, n in enumerate(lengths) for piece in ([1] * (i + 1), tiny_item(i, [2 * n]))]
-    made = made_sequence(tiny_prompt(pieces))
-    hit = made.largest_hit(pages) * PAGE
-    assert hit == min(pages * PAGE, (made.num_tokens - 1) // PAGE * PAGE)
-    assert set(made.items_from(hit)) == {s.item for s in made.prompt.placeholders if s.start + s.length > hit}
 
 
 @given(st.integers(1, 30), st.integers(0, 6), st.data())

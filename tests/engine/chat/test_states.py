@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from models.interfaces.media import Prompt
 from models.layers.kv_cache import STATE_INTERVAL
@@ -17,7 +16,7 @@ from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.recurrent_chat import recurrent_model
 from tests.support.slow import slow
-from tests.support.tiny_chat import tiny_item, tiny_prompt
+from tests.support.tiny_chat import tiny_prompt
 
 MODEL = recurrent_model()
 TEXT = [(7 * place * place + 3 * place) % 80 + 1 for place in range(400)]
@@ -58,27 +57,6 @@ def test_a_hit_gives_the_bits_of_the_uncached_prompt(family: str | None, graphs:
             np.testing.assert_array_equal(made.log_probabilities(name), alone.log_probabilities("it"))
             assert made.cached_tokens()[name] == cached
         made.assert_nothing_left()
-
-
-@pytest.mark.parametrize("graphs", [True, slow(False)])
-def test_conversations_give_the_same_texts_with_the_cache_and_without(graphs: bool) -> None:
-    """Three of four turns about a picture at once. Each turn leaves out the end of the prompt before it, as templates
-    leave out reasoning."""
-    made = engine(graphs=graphs, max_step_tokens=128)
-    history: dict[str, list[Any]] = {
-        name: [TEXT[place : place + 50], tiny_item(place, [16, 16])] for place, name in enumerate("abc")
-    }
-    for turn in range(4):
-        for name, pieces in history.items():
-            made.submit(f"{name}{turn}", tiny_prompt([*pieces, TEXT[turn:][:9], [80, 81]]), max_tokens=6 + turn)
-        made.run()
-        for name, pieces in history.items():
-            prompt = tiny_prompt([*pieces, TEXT[turn:][:9], [80, 81]])
-            alone = answer(engine(graphs=False), "it", prompt, max_tokens=6 + turn)
-            assert made.tokens(f"{name}{turn}") == alone, (name, turn)
-            pieces += [TEXT[turn:][:9], [82, *alone]]
-    assert sum(made.cached_tokens().values()) >= 3 * 3 * STATE_INTERVAL
-    made.assert_nothing_left()
 
 
 def test_where_prompts_part_a_snapshot_is_left() -> None:
@@ -132,26 +110,6 @@ def test_an_answer_leaves_the_state_at_its_last_boundary(ended: str) -> None:
     made.assert_nothing_left()
 
 
-def test_few_rows_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Snapshots are evicted, least recently used first, and with their pages; answers stay right."""
-    monkeypatch.setattr("service.engine.chat.worker.MOST_EACH", chat_states.ROWS_EACH)
-    made = engine(max_running=2, num_pages=40)
-    assert made.worker.state_rows == 7
-    for turn in range(3):
-        for name in range(5):
-            made.submit(f"{name} {turn}", tiny_prompt([TEXT[name : name + 140]]), max_tokens=12)
-        made.run()
-    states = made.worker._scheduler.states
-    assert states is not None
-    states.rows.check()
-    assert 0 < states.rows.num_cached <= 6 and made.worker.state().snapshots == states.rows.num_cached
-    assert all(digest in made.worker._pages for digest in states.rows._index)
-    for name in range(5):
-        alone = answer(engine(graphs=False), "it", tiny_prompt([TEXT[name : name + 140]]), max_tokens=12)
-        assert all(made.tokens(f"{name} {turn}") == alone for turn in range(3))
-    made.assert_nothing_left()
-
-
 def test_slots_follow_from_the_memory_of_states(monkeypatch: pytest.MonkeyPatch) -> None:
     row = 2 * 32 * 4
     monkeypatch.setattr(memory, "CPU_STATE_BYTES", 11 * row)
@@ -159,10 +117,3 @@ def test_slots_follow_from_the_memory_of_states(monkeypatch: pytest.MonkeyPatch)
     assert (worker.state_row_bytes, worker.state_rows, worker.slots) == (row, 12, 3)
     assert worker._scheduler.slots.num_slots == 3 and worker.max_pages == 1 + 3 * 16
     assert engine(max_running=2).worker.slots == 2
-
-
-def test_models_without_state_have_no_rows() -> None:
-    worker = InlineEngine().worker
-    assert worker.state_rows == 0 and worker._scheduler.states is None
-    specs = worker._runner.graphs.cached_prefill.capturable.buffer_specs({"tokens": 8, "sequences": 2})
-    assert not any("state" in name or "snapshot" in name for name in specs) and torch.is_inference_mode_enabled()

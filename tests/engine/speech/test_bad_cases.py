@@ -19,6 +19,8 @@ from service.engine.speech.requests import UnsentAudio
 from service.engine.speech.runner import Outcome
 from service.link.messages import Abort, SpeechDelta, SpeechRequest, SpeechSegment
 from tests.engine.speech.rig import Heard, WorkerRig, same_audio, same_patches
+from tests.engine.speech.test_worker import request as usual_request
+from tests.engine.speech.test_worker import segment
 from tests.models.voxcpm2 import golden
 from tests.support.slow import slow
 
@@ -75,14 +77,8 @@ def rig(shared: Rig) -> Iterator[Rig]:
     assert not unsent._deltas and not unsent._bytes
 
 
-def segment(text: str, patches: int) -> SpeechSegment:
-    return SpeechSegment(tuple(golden.processor().tokenize(text)), 2, patches)
-
-
 def request(*segments: SpeechSegment, **changes: object) -> SpeechRequest:
-    fields: dict[str, object] = {"seed": 7, "cfg_value": 2.0, "solver_steps": 4, "live": True, "arrival": 0.0}
-    fields |= {"retries": 2} | changes
-    return SpeechRequest("one", "tts", segments, **fields)  # type: ignore[arg-type]
+    return usual_request("one", *segments, **{"retries": 2, **changes})
 
 
 @pytest.mark.parametrize(("runaways", "retries", "retried"), [(1, 2, 1), slow(9, 2, 2), slow(9, 0, 0)])

@@ -40,30 +40,6 @@ def test_nothing_sounds_different_if_every_prefill_runs_out_of_memory_at_first(
     assert {outcome for _, outcome in found} == {"succeeded"} and sum(found.values()) == fault.failed >= 6
 
 
-@pytest.mark.slow
-def test_a_prefill_that_runs_out_of_memory_twice_fails_alone(
-    model: VoxCPM2, alone: dict[tuple[int, ...], Heard], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = WorkerRig(model, graphs=False)
-
-    def bad(chunks: Any, *rest: Any) -> bool:
-        return any(sequence.request.request_id == "bad" for _, sequence in chunks)
-
-    def failing(*args: Any) -> Any:
-        if bad(*args):
-            tries.append(args)
-            raise torch.OutOfMemoryError(MESSAGE)
-        return run(*args)
-
-    run, tries = rig.worker._runner._run_prompts, list[Any]()
-    monkeypatch.setattr(rig.worker._runner, "_run_prompts", failing)
-    heard = rig.run({0: [spoken(0, 3, 2)], 3: [request("bad")]})
-    assert heard["bad"].failed is not None and heard["bad"].failed.code == "out_of_memory" and len(tries) == 2
-    same(heard["0"], alone[0, 3, 2])
-    assert retries(rig.observations.drain()) == {("prefill", "failed"): 1}
-    rig.assert_clean()
-
-
 def test_what_fails_behind_a_pass_fails_its_prompts_alone(model: VoxCPM2, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = WorkerRig(model, graphs=False)
     runner = rig.worker._runner

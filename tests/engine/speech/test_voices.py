@@ -61,25 +61,6 @@ class Alone(dict[tuple[int, ...], Heard]):
         return self[key]
 
 
-def hits(rig: WorkerRig) -> float:
-    """Prompt positions found in the cache since the last call."""
-    return sum(event.value for event in rig.events("prefix_cache_hit_tokens_total"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
-def test_a_voice_that_spoke_before_is_found(model: VoxCPM2, alone: dict[tuple[int, ...], Heard], graphs: bool) -> None:
-    rig = WorkerRig(model, graphs=graphs)
-    for number, (voice, found) in enumerate(
-        [(3, 0), (3, 41), (2, 0), (2, 21), (0, 0), (0, 15), (3, 41), (1, 0), (1, 16)]
-    ):
-        hits(rig)
-        same(rig.alone(spoken(number, voice, 2)), alone[number, voice, 2])
-        assert hits(rig) == found
-        rig.assert_clean()
-    assert rig.worker.state().pages_cached == 7
-
-
 @pytest.mark.parametrize("graphs", [slow(True), False], ids=["replayed", "eager"])
 def test_a_stream_of_nan_patches_fails_alone(model: VoxCPM2, alone: dict[tuple[int, ...], Heard], graphs: bool) -> None:
     rig = WorkerRig(model, graphs=graphs)

@@ -47,16 +47,14 @@ qwen_item = partial(random_item, block=28)
 class Family:
     """One folder of tests/golden.
 
-    poison: what static buffers hold behind a plan. buckets: of captured encoders, ascending. random: an item of
-    (rows, columns) blocks of 2 x 2 patches, each up to `side`, so many frames of them, from a seed. full: shapes of
-    items that fill a bucket. chunk: tokens of a prefill that cuts pictures. largest, smaller: buckets for GPUs.
-    engine: settings of the engine.
+    buckets: of captured encoders, ascending. random: an item of (rows, columns) blocks of 2 x 2 patches, each up to
+    `side`, so many frames of them, from a seed. full: shapes of items that fill a bucket. chunk: tokens of a prefill
+    that cuts pictures. largest, smaller: buckets for GPUs. engine: settings of the engine.
     """
 
     name: str
     chunk: int = 17
     embeds_tolerance: float = 2e-5
-    poison: Mapping[str, float] = field(default_factory=lambda: {"pixels": 255, "coordinates": 10_000})
     buckets: tuple[Bucket, ...] = QWEN_BUCKETS
     random: Callable[[int, int, int, int], MediaItem] = qwen_item
     side: int = 4
@@ -65,7 +63,6 @@ class Family:
     largest: Bucket = field(default_factory=lambda: {"patches": 512, "sequences": 16, "max_seqlen": 512})
     smaller: Bucket = field(default_factory=lambda: {"patches": 256, "sequences": 8, "max_seqlen": 256})
     video_limits: VideoLimits | None = None
-    mixture: bool = False
 
     @property
     def directory(self) -> Path:
@@ -302,7 +299,6 @@ def merged_item(frames: int, rows: int, columns: int, seed: int) -> MediaItem:
 def _merging(name: str) -> Family:
     return Family(
         name,
-        poison={"pixels": 255},
         buckets=(
             {"patches": 64, "sequences": 3, "fine_sequences": 0, "max_seqlen": 64},
             {"patches": 240, "sequences": 4, "fine_sequences": 0, "max_seqlen": 240},
@@ -333,7 +329,6 @@ def _minicpmv(version: str) -> Family:
         name,
         chunk=48,
         embeds_tolerance=3e-5,
-        poison={"pixels": 255},
         buckets=(bucket(24, 2, 16), bucket(70, 5, 36), bucket(200, 24, 64)),
         random=random,
         side=7,
@@ -364,16 +359,11 @@ FAMILIES: dict[str, Family] = {
             video_limits=VideoLimits(3136, 16_000, 10**9),
         ),
         Family("qwen3_vl", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW)),
-        Family(
-            "qwen3_vl_moe", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW), mixture=True
-        ),
+        Family("qwen3_vl_moe", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW)),
         Family("qwen3_5", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW)),
-        Family(
-            "qwen3_5_moe", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW), mixture=True
-        ),
+        Family("qwen3_5_moe", chunk=13, random=partial(random_item, block=32), full=(((1, 3, 5, 0),), FEW)),
         Family(
             "kimi_vl",
-            poison={"pixels": 255, "positions": NAN},
             buckets=(
                 {"patches": 24, "sequences": 2, "max_seqlen": 24},
                 {"patches": 96, "sequences": 6, "max_seqlen": 96},
@@ -382,7 +372,6 @@ FAMILIES: dict[str, Family] = {
             random=kimi_item,
             engine={"encoder_buckets": (64, 160)},
             full=(((1, 3, 2, 0),), ((1, 1, 24, 0),), tuple((1, 2, 2, seed) for seed in range(16)), ((16, 1, 1, 0),)),
-            mixture=True,
         ),
         _minicpmv("2.5"),
         _minicpmv("2.6"),

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from models.interfaces.media import VideoFrames, VideoMetadata
 from models.qwen_vl.encoder import patch_rows
 from models.qwen_vl.positions import frame_pair_seconds, time_positions
 from tests.models.families.family import ALL, CPU, FAMILIES, IN_FULL, QWEN, Family, families
-from tests.support.chat_golden import encode, fill, generate, largest_difference
+from tests.support.chat_golden import encode, generate, largest_difference
 from tests.support.golden import with_most
 from tests.support.inference import no_gradients as no_gradients
 
@@ -74,22 +72,6 @@ def test_embeddings(family: Family) -> None:
     for name in family.packs:
         embeds = encode(family.model.encoder, family.items(name), CPU)
         assert largest_difference(embeds, family.embeds(name)) <= family.embeds_tolerance, name
-
-
-@pytest.mark.parametrize("family", families())
-@pytest.mark.parametrize("spare", [16, 64])
-def test_all_items_share_a_padded_call(family: Family, spare: int) -> None:
-    encoder = family.model.encoder
-    plan = encoder.plan([item for name in family.packs for item in family.items(name)])
-    patches = plan.required["patches"] + spare
-    # A size of 0 says what the call does not have.
-    bucket = {name: size and size + spare // 4 for name, size in plan.required.items()} | {"patches": patches}
-    buffers = fill(encoder.buffer_specs(bucket), plan, CPU)
-    for name, poison in family.poison.items():
-        buffers[name][plan.required["patches"] :] = poison
-    expected = torch.cat([family.embeds(name) for name in family.packs])
-    embeds = encoder.forward(buffers, bucket)["embeds"][: len(expected)]
-    assert largest_difference(embeds, expected) <= family.embeds_tolerance
 
 
 @pytest.mark.parametrize("family", families(*QWEN))
@@ -201,20 +183,3 @@ def test_time_of_qwen2_5_vl_is_multiplied_before_it_is_cut() -> None:
     table = FAMILIES["qwen2_5_vl"].expected
     for seconds, index in zip(table["time.second_per_grid"].tolist(), table["time.index"].tolist(), strict=True):
         assert time_positions(frame_pair_seconds(len(index), seconds), 2).tolist() == index
-
-
-def test_the_wider_inner_width_of_qwen2_5_vl_changes_no_value() -> None:
-    """It is a multiple of 128 in memory, and what was added is zero."""
-    family = FAMILIES["qwen2_5_vl"]
-    inner = json.loads((family.directory / "config.json").read_text())["vision_config"]["intermediate_size"]
-    block = family.model.encoder.blocks[0].mlp
-    wide = block.down.in_features
-    assert inner % 128 and wide % 128 == 0
-    assert block.gate_up.weight.shape[0] == block.gate_up.bias.shape[0] == 2 * wide
-    stored = load_file(family.directory / "model.safetensors")
-    for half, name in enumerate(("gate_proj", "up_proj")):
-        for kind in ("weight", "bias"):
-            rows = getattr(block.gate_up, kind).view(2, wide, -1)[half]
-            values = stored[f"visual.blocks.0.mlp.{name}.{kind}"].float().view(inner, -1)
-            assert torch.equal(rows[:inner], values) and not rows[inner:].any()
-    assert not block.down.weight[:, inner:].any()

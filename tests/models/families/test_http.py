@@ -13,11 +13,10 @@ from models.checkpoints.registry import family_of, resolve
 from service.link.messages import ChatRequest
 from tests.api.chat.test_tools import fits
 from tests.models.families.family import FAMILIES, Family
-from tests.support.chat_golden import generate, golden_prompt, golden_video
-from tests.support.golden import golden_parts, media_files
+from tests.support.chat_golden import generate, golden_prompt
+from tests.support.golden import golden_parts
 from tests.support.openai_chat import (
     EXACT,
-    Answer,
     Script,
     ask,
     check_required_call,
@@ -32,7 +31,6 @@ from tests.support.openai_chat import (
     text_part,
     video_part,
 )
-from tests.support.prompts import prompt_of, say
 from tests.support.rows import rows
 from tests.support.tool_samples import call_text, xml_call_text
 
@@ -48,12 +46,9 @@ FLAGS: dict[str, Any] = {
     "max_running": 2,
     "max_frames": 768,
 }
-QWEN2_5, DENSE, KIMI = (FAMILIES[name] for name in ("qwen2_5_vl", "qwen3_vl", "kimi_vl"))
 INSTRUCT, THINKING = sorted(
     ("qwen3_vl", "qwen3_vl_moe"), key=lambda name: FAMILIES[name].processor.reasoning_markers is not None
 )
-FRAMES: list[str] = media_files(QWEN2_5.directory, QWEN2_5.video_prompt, "video")[0]
-QUESTION = "when does it turn ?"
 
 
 @pytest.fixture(scope="module")
@@ -203,34 +198,16 @@ def scripted() -> Iterator[OpenAI]:
         yield client
 
 
-def test_a_required_call_of_a_thinking_checkpoint_follows_its_reasoning(client: OpenAI, scripted: OpenAI) -> None:
-    """Random weights never end their reasoning: those of the engine reach the limit without a call."""
-    fields: dict[str, Any] = {
-        "model": THINKING,
-        "messages": [{"role": "user", "content": "why ?"}],
-        "tools": [{"type": "function", "function": {"name": "look"}}],
-        "tool_choice": "required",
-        "max_tokens": 20,
-    }
-    (answer,) = scripted.chat.completions.create(**fields).choices
+def test_a_required_call_of_a_thinking_checkpoint_follows_its_reasoning(scripted: OpenAI) -> None:
+    (answer,) = scripted.chat.completions.create(
+        model=THINKING,
+        messages=[{"role": "user", "content": "why ?"}],
+        tools=[{"type": "function", "function": {"name": "look"}}],
+        tool_choice="required",
+    ).choices
     assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
     assert answer.message.model_extra == {"reasoning_content": "so < it is", "reasoning": "so < it is"}
     assert [call.function.name for call in answer.message.tool_calls or []] == ["look"]
-    (answer,) = client.chat.completions.create(**fields).choices
-    assert (answer.finish_reason, answer.message.tool_calls) == ("length", None)
-    assert answer.message.model_extra and answer.message.model_extra["reasoning_content"]
-
-
-def test_reasoning_is_apart_in_answers_and_streams(scripted: OpenAI) -> None:
-    messages: list[Any] = [
-        {"role": "user", "content": "why ?"},
-        {"role": "assistant", "content": "<think>\nlong thoughts\n</think>\n\nIt is blue."},
-        {"role": "user", "content": "I say </think> here."},
-    ]
-    prompt = "user\nwhy ?\nassistant\nIt is blue.\nuser\nI say </think> here.\nassistant\n<think>\n"
-    for stream in (False, True):
-        answer = ask(scripted, messages, stream=stream, model=THINKING)
-        assert (answer.content, answer.reasoning) == (prompt, "so < it is")
 
 
 def test_reasoning_that_is_sent_back_reaches_the_template(scripted: OpenAI) -> None:
@@ -248,59 +225,39 @@ def test_reasoning_that_is_sent_back_reaches_the_template(scripted: OpenAI) -> N
     assert refused.value.param == "messages[1].reasoning_content"
 
 
-FILE = {"frames": 20, "rate": 5}
-TIMES: list[tuple[dict[str, Any], list[str]]] = [
-    (video_part(**FILE), ["0.3", "1.3", "2.5", "3.5"]),
-    (video_part(**FILE, fps=1.0), ["0.6", "3.2"]),
-    (video_part(**FILE, num_frames=6), ["0.4", "1.9", "3.4"]),
-    (video_part(**FILE, max_frames=4), ["0.6", "3.2"]),
-    (frame_list_part([jpeg()] * 6, fps=4.0), ["0.1", "0.6", "1.1"]),
-    (frame_list_part([jpeg()] * 6, fps=4.0, max_frames=4), ["0.2", "1.0"]),
+def listed(**options: Any) -> dict[str, Any]:
+    return frame_list_part([jpeg()] * 6, **options)
+
+
+FILE, SLOWLY = {"frames": 20, "rate": 5}, ["1.0", "5.0", "9.0"]
+TIMES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    (video_part(**FILE), {}, ["0.3", "1.3", "2.5", "3.5"]),
+    (video_part(**FILE, fps=1.0), {}, ["0.6", "3.2"]),
+    (video_part(**FILE, num_frames=6), {}, ["0.4", "1.9", "3.4"]),
+    (video_part(**FILE, max_frames=4), {}, ["0.6", "3.2"]),
+    (listed(), {}, ["0.2", "1.2", "2.2"]),
+    (listed(fps=4.0, max_frames=4), {}, ["0.2", "1.0"]),
+    (listed(fps=0.5), {}, SLOWLY),
+    (listed() | {"fps": 0.5}, {}, SLOWLY),
+    (listed(), {"media_io_kwargs": {"video": {"fps": 0.5}}}, SLOWLY),
+    (listed(), {"mm_processor_kwargs": {"fps": 0.5}}, SLOWLY),
+    (listed(fps=0.5) | {"fps": 9}, {"media_io_kwargs": {"video": {"fps": 7}}}, SLOWLY),
 ]
 
 
 def test_the_times_of_a_video_are_its_own(scripted: OpenAI) -> None:
-    """Of files and lists of frames: before each pair the mean of its two times."""
-    for part, times in TIMES:
+    """Of files and lists of frames: before each pair the mean of its two times. The rate stands inside the part's
+    object, beside it, for all media or for the processor; the nearest one counts."""
+    for part, fields, times in TIMES:
         expected = "".join(f"<{time} seconds>" for time in times)
-        assert ask(scripted, [part], model=INSTRUCT).content == f"user\n{expected}\nassistant\n"
-
-
-def frame_list(**options: Any) -> dict[str, Any]:
-    return frame_list_part([(QWEN2_5.directory / file).read_bytes() for file in FRAMES], **options)
-
-
-def ask_about(client: OpenAI, part: dict[str, Any], **fields: Any) -> Answer:
-    arguments = {"model": QWEN2_5.name, "max_tokens": QWEN2_5.tokens, "temperature": 0, "extra_body": EXACT | fields}
-    return ask(client, [part, text_part(QUESTION)], **arguments)
-
-
-@cache
-def right_answer(fps: float) -> str:
-    """Without server and engine."""
-    clip = golden_video(QWEN2_5.directory, FRAMES, fps=fps)
-    processor = served(QWEN2_5)
-    prompt = prompt_of(processor, [say("user", 0, QUESTION)], [processor.video(clip)])
-    return text_of(QWEN2_5, generate(QWEN2_5.model, prompt, QWEN2_5.tokens)[2])
-
-
-def test_the_rate_of_a_frame_list_is_seen_in_the_answer(client: OpenAI) -> None:
-    """Inside the part's object, beside it, for all media, for the processor; the nearest one counts."""
-    for inside, beside, request in (
-        ({"fps": 0.5}, {}, {}),
-        ({}, {"fps": 0.5}, {}),
-        ({}, {}, {"media_io_kwargs": {"video": {"fps": 0.5}}}),
-        ({}, {}, {"mm_processor_kwargs": {"fps": 0.5}}),
-        ({"fps": 0.5}, {"fps": 9}, {"media_io_kwargs": {"video": {"fps": 7}}}),
-    ):
-        assert ask_about(client, frame_list(**inside) | beside, **request).content == right_answer(0.5)
-    assert ask_about(client, frame_list()).content == right_answer(2.0) != right_answer(0.5)
+        answer = ask(scripted, [part], model=INSTRUCT, extra_body=fields)
+        assert answer.content == f"user\n{expected}\nassistant\n"
 
 
 def test_what_cannot_be_done_is_named(client: OpenAI) -> None:
     """Samplings of a video, and options that a template does not have."""
     for case in rows(__file__, "refused_options.jsonl"):
-        content = [frame_list(**case["video"]), text_part(QUESTION)] if "video" in case else QUESTION
+        content = [listed(**case["video"]), text_part()] if "video" in case else "why ?"
         with pytest.raises(BadRequestError, match=case["says"]) as refused:
             ask(client, content, model=case["model"], extra_body=case["fields"])
         assert refused.value.param == case["param"]

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from models.interfaces.capturable import BufferSpec
 from service.engine.chat.slot_state import SlotState, allocate_states
 from service.engine.chat.steps import PrefillStep
-from service.graphs.buckets import cheapest
 from service.graphs.buffers import exact_buffers
 from tests.models.families.family import CPU, FAMILIES, Family, families
 from tests.support.audit import audit, audited_decode, audited_verify
@@ -63,16 +62,6 @@ def test_the_poison_of_gpu_tests_reaches_every_row(family: Family) -> None:
     with family.nan_run(encoder, encoder.plan([family.random(1, 2, 3, 0)])) as plan:
         buffers = exact_buffers(encoder.buffer_specs(family.largest), plan, CPU)
         assert encoder.forward(buffers, family.largest)["embeds"].isnan().all()
-
-
-def test_a_bucket_without_room_for_the_windows_is_not_chosen() -> None:
-    """Strips of 1 x 5 embedding rows have two windows for 20 patches."""
-    family = FAMILIES["qwen2_5_vl"]
-    strips = [family.random(1, 1, 5, seed) for seed in range(4)]
-    required = family.model.encoder.required(strips)
-    assert required["patches"] <= family.buckets[1]["patches"]
-    assert required["windows"] > family.buckets[1]["windows"]
-    assert cheapest(family.buckets, required) == family.buckets[2]
 
 
 def test_bounds_behind_the_last_segment_repeat_it() -> None:

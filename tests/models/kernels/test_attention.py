@@ -204,12 +204,6 @@ def test_rows_without_keys_become_zero_in_splits_too(device) -> None:
     assert relative_error(out[5:], reference[5:]) < TOLERANCE[q.dtype]
 
 
-def test_splits_beyond_what_is_combined_are_refused() -> None:
-    q, cache, ends = torch.zeros(1, 2, 16), torch.zeros(16, 2, 16), torch.tensor([0, 1], dtype=torch.int32)
-    with pytest.raises(ValueError, match="17 splits, but 1 to 16"):
-        paged_prefill_attention.kernel(q, cache, cache, ends.view(1, 2), ends, ends[1:], 16, 0.1, splits=17)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("splits", [None, 1, 16])
 @pytest.mark.parametrize(

@@ -12,24 +12,14 @@ import torch
 
 from benchmarks.checkpoints.published import make
 from benchmarks.kernels import choose
-from benchmarks.kernels.gemms import STACKS, Operands
+from benchmarks.kernels.gemms import STACKS
 from benchmarks.kernels.offline import ARCHITECTURES
-from benchmarks.kernels.timing import WrongResult
 from benchmarks.report.formatting import NAMES
 from models.checkpoints.registry import family_of, resolve
 from models.layers.kernels import e4m3, gemm, gemm_configs, gemm_types, gpu
-from models.layers.kernels.gemm_configs import (
-    config_for,
-    e4m3_blocks,
-    e4m3_table_of,
-    e4m3_tile,
-    fits,
-    fitted_for,
-    streaming_tile,
-    table_of,
-)
+from models.layers.kernels.gemm_configs import config_for, e4m3_table_of, e4m3_tile, fits, fitted_for, streaming_tile
 from models.layers.kernels.gemm_tables import SM_90, SM_90_E4M3, SM_90_E4M3_BLOCKS, SM_90_E4M3_COPIES
-from models.layers.kernels.gemm_types import Blocks, Choice, Shape, Tile, Variant
+from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
 from models.layers.kernels.gpu import Gpu, named
 from models.layers.quantized import GROUP, QuantizedWeight, Scheme
 from service.engine.core.worker import WARM_TOKENS
@@ -79,31 +69,6 @@ def test_a_tile_too_large_with_two_stages_is_cut_in_depth() -> None:
     assert (tile.rows, tile.columns, tile.stages) == (64, 64, 2)
     assert tile.depth < 256
     assert fits(tile, small, gated=True)
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "quick_gelu"])
-def test_measured_results_are_checked(kind: gemm_types.Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the interpreter, with float16 for the bfloat16 that it lacks."""
-    if torch.cuda.is_available():
-        pytest.skip("operands lie on the CPU, for the interpreter")
-    monkeypatch.setattr(torch, "bfloat16", torch.float16)
-    given = Operands(Shape(kind, 64, 64), 5, torch.device("cpu"))
-    variant = Variant(Tile(16, 32, 32, stages=2), split=2 if kind == "add_norm" else 1)
-    given.check(variant)
-    given.weights[0] = given.weights[0] * 1.1
-    with pytest.raises(WrongResult, match="relative error"):
-        given.check(variant)
-
-
-def test_a_table_is_used_for_a_while(here: Gpu) -> None:
-    variant = Variant(Tile(16, 32, 64))
-    table = {Shape("plain", 64, 96): (Choice(2, 8, variant),)}
-    with gemm_configs.using(table):
-        assert config_for("plain", *operands(8, 64, 96)) == variant
-        assert config_for("plain", *operands(9, 64, 96)) is None
-        assert gemm_configs.active() is table
-    assert gemm_configs.active() == table_of(here)
-    assert config_for("plain", *operands(8, 64, 96)) is None
 
 
 def e4m3_operands(
@@ -163,13 +128,6 @@ def test_what_kernels_do_not_take_is_dequantised(
 ) -> None:
     """Activations of few rows are never in eight bits, not even where the outputs are of no width that tiles take."""
     assert gemm.way_of(kind, *e4m3_operands(rows, inputs, outputs, dtype)).kernel == "cublas"
-
-
-def test_vectors_fill_the_gpu(here: Gpu) -> None:
-    for inputs, outputs in ((4096, 2048), (4096, 151_936)):
-        blocks = e4m3_blocks(inputs, outputs)
-        assert outputs // blocks.outputs >= 2 * here.num_sms or blocks == Blocks(4, 256)
-    assert (e4m3_blocks(8960, 1536) == Blocks(2, 512, 2)) == (here.capability == (9, 0))
 
 
 @pytest.mark.parametrize("name", [name if name == "qwen2_vl_2b" else slow(name) for name in NAMES if name != "voxcpm2"])

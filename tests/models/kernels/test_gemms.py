@@ -137,14 +137,6 @@ def test_an_odd_number_of_column_tiles(device: torch.device) -> None:
     assert relative_error(replayed(device, run), expected) < LIMIT
 
 
-def test_tiles_must_be_whole(device: torch.device) -> None:
-    given = Operands(device, 3)
-    with pytest.raises(ValueError, match="128 columns of 128 inputs are not whole tiles of 64x96x64"):
-        tiled_gemm(given.x, given.weight, None, Tile(64, 96, 64))
-    with pytest.raises(ValueError, match="split 3"):
-        split_gemm_add_norm(given.x, given.weight, None, given.residual, given.norm, EPS, split=3, tile=TILES[0])
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rows", "inputs", "inner"), [(176, 1024, 4096), (1408, 1024, 4096), (8, 1536, 8960)])
 @pytest.mark.parametrize("tma", [False, True])

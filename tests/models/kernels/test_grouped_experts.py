@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.layers.moe import combine, expert_places, grouped_gemm, route, spread_rows
+from models.layers.moe import combine, expert_places, grouped_gemm, route
 from tests.models.kernels.checking import relative_error, replayed, sixteen_bits, upcast
 from tests.support.slow import slow
 
@@ -83,14 +83,6 @@ def test_a_sum_is_taken_in_the_order_of_a_rows_experts_and_rounded_before_the_ba
     assert (out != exact).float().mean() < 0.01
     assert relative_error(out, exact) < 1e-4
     assert torch.equal(out, replayed(device, lambda: combine.kernel(y, weights, base, places)))
-
-
-def test_no_rows(device) -> None:
-    places, ends = expert_places.kernel(torch.empty(0, 3, dtype=torch.int64, device=device), 4)
-    assert ends.tolist() == [0, 0, 0, 0]
-    x = torch.empty(0, WIDTH, device=device)
-    spread = spread_rows.kernel(x, places)
-    assert spread.shape == combine.kernel(spread, torch.empty(0, 3, device=device), x, places).shape == (0, WIDTH)
 
 
 def test_a_row_of_nan_stays_inside_the_stack(device) -> None:

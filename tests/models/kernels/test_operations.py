@@ -354,7 +354,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "decode attention with the current step's keys": lambda: decoded(current_kv=True),
     "decode attention with QK norm": lambda: decoded(current_kv=True, norm=True),
     "decode attention, rotated in part": lambda: decoded(current_kv=True, norm=True, half=2),
-    "philox": lambda: philox_normal.launch(ints(SLOTS), ints(range(4), torch.int32), w(16)),
+    "philox": lambda: philox_normal.launch(
+        ints([0, 3, -3, 2**62 + 1, 3 + 2**32]), ints([0, 5, 0, 9, 2**31 - 1], torch.int32), w(16)
+    ),
     "channels": lambda: channels(1),
     "transposed channels": lambda: channels(2),
     "residual unit": unit,

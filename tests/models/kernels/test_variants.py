@@ -19,8 +19,7 @@ from torch import Tensor
 
 import models.layers.kernels
 import models.voxcpm2.kernels
-from benchmarks.kernels import gemms
-from benchmarks.kernels.compile import MOST_REGISTERS, OUT, Made, summary
+from benchmarks.kernels.compile import MOST_REGISTERS, OUT
 from benchmarks.kernels.launch_cases import (
     CASES,
     experts,
@@ -31,8 +30,7 @@ from benchmarks.kernels.launch_cases import (
     stack,
 )
 from benchmarks.kernels.offline import ARCHITECTURES
-from models.layers.kernels import gemm_configs, gpu
-from models.layers.kernels.gemm_types import Choice, Shape
+from models.layers.kernels import gpu
 from models.layers.kernels.gpu import named
 from service.engine.chat import step_kernels
 from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS
@@ -113,27 +111,6 @@ def test_powers_of_two_of_rows_meet_every_variant(case: str, variants: set[tuple
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deferred", [False, True])
-@pytest.mark.parametrize(
-    "case", ["Qwen2-VL-2B", "VoxCPM2 language model", "VoxCPM2 local encoder", "VoxCPM2 local decoder"]
-)
-def test_powers_of_two_of_rows_meet_every_choice_of_a_table(
-    case: str, deferred: bool, variants: set[tuple[Any, ...]]
-) -> None:
-    """Of one with another variant for each number of rows."""
-    table: dict[Shape, tuple[Choice, ...]] = {}
-    for measured in gemms.STACKS:
-        for part in measured.parts:
-            choices = []
-            for index, rows in enumerate(measured.rows):
-                found = [one for one in gemms.variants(part, rows) if one.deferred <= deferred]
-                choices.append(Choice(*measured.span(rows), found[index % len(found)]))
-            table[Shape(part.kind, part.inputs, part.outputs)] = tuple(choices)
-    with gemm_configs.using(table):
-        warmed_variants(case, variants)
-
-
-@pytest.mark.slow
 def test_warm_tokens_and_sequences_meet_every_variant_of_a_prefill(variants: set[tuple[Any, ...]]) -> None:
     def prefill(tokens: int, sequences: int) -> None:
         stack(tokens, 2048, 6144, 20)
@@ -166,16 +143,6 @@ def test_everything_that_was_compiled_fits(version: str) -> None:
         for kernel, made in found["by_kernel"].items():
             assert made["shared"] <= limits[name], f"{kernel} on {name}"
             assert made["registers"] <= MOST_REGISTERS, f"{kernel} on {name}"
-
-
-def test_what_does_not_fit_is_a_fault() -> None:
-    ada = next(gpu for gpu in ARCHITECTURES if gpu.capability == (8, 9))
-    assert not list(Made("fits", 99 << 10, 255, 8, 128).faults(ada))
-    assert len(list(Made("too much memory", (99 << 10) + 1, 32, 0, 128).faults(ada))) == 1
-    assert len(list(Made("too many registers", 0, 160, 0, 512).faults(ada))) == 1
-    assert summary("hash", [Made("a", 10, 20, 0, 128), Made("b", 30, 10, 8, 128)]) == {
-        "hash": "hash", "configurations": 2, "shared": 30, "registers": 20, "spilling": 1, "stack": 8
-    }  # fmt: skip
 
 
 @pytest.mark.slow

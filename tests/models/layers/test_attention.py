@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.checkpoints.checkpoint import fill_random
-from models.layers.attention import cached_attention, paged_decode_attention, varlen_attention
+from models.layers.attention import cached_attention, varlen_attention
 from models.layers.kv_cache import CacheSpec
 from models.layers.mla import LatentAttention, LatentAttentionConfig
 from models.layers.norms import RMSNorm, rms_norm
@@ -69,28 +69,6 @@ def test_varlen_matches_naive(
         expected = naive(q[rows], k[keys], v[keys], causal=causal)
         torch.testing.assert_close(out[rows].double(), expected, atol=1e-5, rtol=1e-5)
         start_q, start_k = start_q + length, start_k + key_length
-
-
-@pytest.mark.parametrize("page_size", [4, 16])
-def test_paged_decode_matches_naive(page_size: int) -> None:
-    torch.manual_seed(1)
-    cache = PagedCache([CacheSpec({"k": (2, 8), "v": (2, 6)})], num_pages=24, page_size=page_size)
-    lengths = [1, 5, 17, 16, 0]
-    k_cache, v_cache = cache.caches[0]["k"], cache.caches[0]["v"]
-    tables, keys, values = torch.zeros(5, 6, dtype=torch.int32), [], []
-    for row, length in enumerate(lengths):
-        sequence = cache.new_sequence(length)
-        tables[row, : len(sequence.pages)] = torch.tensor(sequence.pages, dtype=torch.int32)
-        keys.append(torch.randn(length, 2, 8))
-        values.append(torch.randn(length, 2, 6))
-        slot_mapping = torch.tensor(cache.rows(sequence, 0, length), dtype=torch.int64)
-        k_cache[slot_mapping], v_cache[slot_mapping] = keys[-1], values[-1]
-    q = torch.randn(5, 4, 8)
-    seq_lens = torch.tensor(lengths, dtype=torch.int32)
-    out = paged_decode_attention(q, k_cache, v_cache, tables, seq_lens, page_size)
-    for row, length in enumerate(lengths):
-        expected = naive(q[row : row + 1], keys[row], values[row]) if length else torch.zeros(1, 4, 6).double()
-        torch.testing.assert_close(out[row : row + 1].double(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("rotate", [False, True])
@@ -157,22 +135,6 @@ CONFIG = LatentAttentionConfig(hidden_size=48, num_heads=3, rank=20, nope_dim=12
 
 def _rotary(start: int, stop: int) -> tuple[Tensor, Tensor]:
     return rotary_cos_sin(torch.arange(start, stop), inverse_frequencies(CONFIG.rope_dim, 10000.0))
-
-
-def test_absorbed_decode_equals_unabsorbed_prefill() -> None:
-    layer = LatentAttention(CONFIG).requires_grad_(False)
-    fill_random(layer, 0)
-    x = torch.randn(23, CONFIG.hidden_size, generator=torch.Generator().manual_seed(1))
-    whole = PagedCache([CONFIG.cache_spec], page_size=4)
-    sequence = whole.new_sequence(23)
-    expected = layer(x, _rotary(0, 23), 0, whole.batch(prefills=[(sequence, 23)]))
-    stepwise = PagedCache([CONFIG.cache_spec], page_size=4)
-    sequence = stepwise.new_sequence(23)
-    outputs = [layer(x[:9], _rotary(0, 9), 0, stepwise.batch(prefills=[(sequence, 9)]))]
-    outputs.append(layer(x[9:15], _rotary(9, 15), 0, stepwise.batch(prefills=[(sequence, 6)])))
-    for row in range(15, 23):
-        outputs.append(layer(x[row : row + 1], _rotary(row, row + 1), 0, stepwise.batch(decodes=[sequence])))
-    torch.testing.assert_close(torch.cat(outputs), expected, atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.002])

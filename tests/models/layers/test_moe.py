@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from models.checkpoints.checkpoint import fill_random
-from models.layers.moe import Experts, MixtureOfExperts, SigmoidRouter, SoftmaxRouter, experts_dense, experts_grouped
+from models.layers.moe import Experts, SigmoidRouter, SoftmaxRouter, experts_dense, experts_grouped
 from tests.models.kernels.checking import replayed
 
 ROWS, WIDTH, INNER, EXPERTS, TOP_K, SCALE = 19, 32, 16, 8, 3, 2.446
@@ -61,16 +61,6 @@ def test_scores_are_not_rounded_to_the_models_dtype(layer: tuple[SigmoidRouter, 
     scores = torch.sigmoid(x.double() @ router.weight.double().T).gather(-1, indices)
     expected = SCALE * scores / scores.sum(-1, keepdim=True)
     torch.testing.assert_close(weights.double(), expected, atol=1e-5, rtol=0)
-
-
-def test_a_mixture_without_a_shared_expert_is_added_to_the_residual() -> None:
-    router, experts = SoftmaxRouter(WIDTH, EXPERTS, TOP_K), Experts(EXPERTS, WIDTH, INNER)
-    mixture = MixtureOfExperts(router, experts).requires_grad_(False)
-    fill_random(mixture, 0)
-    x, residual = torch.randn(2, ROWS, WIDTH, generator=torch.Generator().manual_seed(1)).unbind(0)
-    weights, indices = router(x)
-    expected = residual + experts_dense(x, weights, indices, experts.gate_up, experts.down)
-    assert torch.equal(mixture(x, residual), expected)
 
 
 def test_grouped_experts_equal_the_dense_path(layer: tuple[SigmoidRouter, Experts]) -> None:

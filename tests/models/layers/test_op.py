@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from models.layers.op import CannotLaunch, op
+from models.layers.op import op
 
 CPU: Any = SimpleNamespace(is_cuda=False)
 GPU: Any = SimpleNamespace(is_cuda=True)
@@ -50,15 +50,6 @@ def test_a_cpu_may_have_its_own_and_a_kernel_its_limits(kernels: ModuleType) -> 
         lambda x, factor: ("reference", factor)
     )
     assert [scaled(CPU, 9), scaled(GPU, 4), scaled(GPU, 9)] == [("cpu", 9), ("kernel", 4), ("reference", 9)]
-
-
-def test_what_a_gpu_refuses_runs_as_its_reference(kernels: ModuleType) -> None:
-    def refused(x: Any) -> str:
-        raise CannotLaunch("_scaled_kernel", "too large")
-
-    vars(kernels)["scaled"] = refused
-    scaled = op(cuda="kernels_of_this_test:scaled", cpu=lambda x: "cpu")(lambda x: "reference")
-    assert scaled(GPU) == "reference"
 
 
 def test_operations_inside_one_run_as_it_does(kernels: ModuleType) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
-from models.layers.norms import RMSNorm
-from models.layers.rope_scaling import read_rope_scaling, scaled_frequencies
+from models.layers.norms import RMSNorm, rms_norm
 from models.layers.rotary import rotate_half_split, section_axes
 from tests.support.rotation import rotate_interleaved
 
@@ -25,15 +22,6 @@ def test_rotations_are_complex_products() -> None:
     torch.testing.assert_close(rotate_half_split(x, angles.cos(), angles.sin()), expected)
 
 
-def test_longrope() -> None:
-    rope = {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [1.0, 2.0]}
-    rope["original_max_position_embeddings"] = 100
-    for positions, expected in ((100, 1.0), (400, math.sqrt(1 + math.log(4) / math.log(100)))):
-        frequencies, scale = scaled_frequencies(read_rope_scaling(rope, 4, positions)[1], 4, 100.0)
-        torch.testing.assert_close(frequencies, torch.tensor([1.0, 0.05]))
-        assert scale == pytest.approx(expected)
-
-
 def test_rms_norm_multiplies_the_weight_in_the_dtype_of_the_model() -> None:
     torch.manual_seed(0)
     norm = RMSNorm(64, 1e-6)
@@ -41,7 +29,8 @@ def test_rms_norm_multiplies_the_weight_in_the_dtype_of_the_model() -> None:
     x = torch.randn(7, 64).bfloat16()
     upcast = x.double()
     normalised = (upcast / (upcast.square().mean(-1, keepdim=True) + 1e-6).sqrt()).bfloat16()
-    assert torch.equal(norm(x), normalised * norm.weight)
+    for made in (norm(x), rms_norm.reference(x, norm.weight, 1e-6)):
+        assert torch.equal(made, normalised * norm.weight)
 
 
 @pytest.mark.parametrize(

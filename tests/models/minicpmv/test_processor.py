@@ -193,19 +193,6 @@ def test_slices_fill_their_bucket(width: int, log4_aspect: float) -> None:
     assert grid is None or 2 <= math.prod(grid) <= 9
 
 
-def test_crops_tile_the_refined_picture() -> None:
-    rule = SliceRule(scale_resolution=84, unit=14, max_slices=9)
-    pixels = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
-    sliced = slice_picture(Image.fromarray(pixels), rule)
-    assert sliced.grid is not None
-    (columns, rows), crops = sliced.grid, sliced.slices[1:]
-    assert len(crops) == columns * rows
-    whole = np.vstack([np.hstack(crops[row * columns : (row + 1) * columns]) for row in range(rows)])
-    size = rule.refined_size(300, 200, sliced.grid)
-    resized = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
-    np.testing.assert_array_equal(whole, np.asarray(resized))
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(40, 400), st.integers(40, 400), st.sampled_from([1, 2, 4]))
 def test_the_encoders_device_cuts_the_same_patches(width: int, height: int, merge: int) -> None:
@@ -321,13 +308,10 @@ def test_fused_item() -> None:
 
 
 def test_fusion_changes_the_digest() -> None:
-    clip = metadata(100, 10)
-    owner = processor("4.5")
-    indices = owner.sample_video(clip, fps=4, max_frames=1000)
-    pictures = frames(clip, indices).frames
-    apart = owner.video_item(pictures[:4], [[0], [1], [2], [3]])
-    fused = owner.video_item(pictures[:4], [[0, 1], [2, 3]])
-    later = owner.video_item(pictures[:4], [[0, 1], [2, 4]])
+    owner, pictures = processor("4.5"), frames(metadata(100, 10), [0, 1, 2, 3]).frames
+    apart = owner.video_item(pictures, [[0], [1], [2], [3]])
+    fused = owner.video_item(pictures, [[0, 1], [2, 3]])
+    later = owner.video_item(pictures, [[0, 1], [2, 4]])
     assert len({apart.digest, fused.digest, later.digest}) == 3
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from models.checkpoints.checkpoint import fill_random
 from models.interfaces.errors import CheckpointError
-from models.minicpmv.encoder import buckets, position_ids
 from models.minicpmv.resampler import Resampler
 from tests.support.inference import no_gradients as no_gradients
 
@@ -53,10 +51,3 @@ def published(resampler: Resampler, patches: Tensor, coordinates: Tensor, heads:
 def test_widths_that_heads_cannot_share_are_refused(hidden_size: int) -> None:
     with pytest.raises(CheckpointError, match=f"hidden_size {hidden_size}: the resampler needs a multiple of 4"):
         Resampler(24, hidden_size, QUERIES, temporal=False)
-
-
-def test_rows_and_columns() -> None:
-    ids = position_ids(3, 25, 70).reshape(3, 25)
-    np.testing.assert_array_equal(ids[0], buckets(25, 70))
-    np.testing.assert_array_equal(ids[:, 0], 70 * buckets(3, 70))
-    assert ids.dtype == np.int32

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import MediaItem, VideoFrames, VideoMetadata
@@ -48,19 +47,6 @@ def test_times_follow_the_sampled_rate(sampled: int, total: int, fps: float, exp
     times = video(sampled, total, fps).arrays["time_positions"]
     assert times.dtype == np.int32 and len(times) == sampled // 2
     assert times[: len(expected)].tolist() == expected
-
-
-def test_a_picture_has_no_time() -> None:
-    assert "time_positions" not in processor().image(Image.new("RGB", (84, 84))).arrays
-
-
-def test_what_follows_a_video_goes_on_behind_its_time() -> None:
-    item = video(8, 80, 10.0)
-    prompt = prompt_of(processor(), [say("user", "a", 0, "b")], [item])
-    rows = prompt.placeholders[0]
-    run, start = prompt.positions[:, rows.start : rows.start + rows.length], int(prompt.positions[0, rows.start])
-    assert run[0].tolist() == [start + time for time in (0, 4, 8, 12) for _ in range(rows.length // 4)]
-    assert prompt.positions[:, rows.start + rows.length].tolist() == [start + 13] * 3
 
 
 def test_videos_whose_time_leaves_the_context_are_refused() -> None:

@@ -16,7 +16,7 @@ from models.interfaces.media import MediaItem
 from tests.models.qwen3_asr import golden
 from tests.models.qwen3_asr.golden import AUDIO, INPUTS, PROMPTS, expected, item, model, of, processor, prompt
 from tests.support.audit import audit
-from tests.support.chat_golden import encode, fill, generate, largest_difference
+from tests.support.chat_golden import encode, largest_difference
 from tests.support.devices import DEVICES
 from tests.support.encoder_replay import CapturedEncoder, eager, padded
 from tests.support.inference import no_gradients as no_gradients
@@ -112,7 +112,7 @@ def test_the_forward_reads_no_value_on_the_host() -> None:
 
 
 CPU = torch.device("cpu")
-EMBEDS_TOLERANCE, LOGITS_TOLERANCE = 5e-5, 1e-3
+EMBEDS_TOLERANCE = 5e-5
 """From the WAV files: the reference's own transform is 4e-5 off in quiet bands."""
 
 
@@ -120,27 +120,6 @@ def test_embeddings() -> None:
     for name in AUDIO:
         embeds = encode(model().encoder, [item(name)], CPU)
         assert largest_difference(embeds, expected()[f"audio.{name}.embeds"]) <= EMBEDS_TOLERANCE, name
-
-
-@pytest.mark.parametrize("spare", [0, 13, 65])
-def test_all_items_share_a_padded_call(spare: int) -> None:
-    encoder = model().encoder
-    plan = encoder.plan([item(name) for name in AUDIO])
-    bucket = {"patches": plan.required["patches"] + spare, "sequences": plan.required["sequences"] + spare // 13}
-    buffers = fill(encoder.buffer_specs(bucket), plan, CPU)
-    buffers["mel"][plan.required["patches"] // 13 :] = float("nan")
-    wanted = expected()["pack.embeds"]
-    assert largest_difference(encoder.forward(buffers, bucket)["embeds"][: len(wanted)], wanted) <= EMBEDS_TOLERANCE
-
-
-@pytest.mark.parametrize("name", PROMPTS)
-def test_logits_and_greedy_tokens(name: str) -> None:
-    """In chunks that cut the audio: all but the first have cached context."""
-    logits, steps, ids = generate(model(), prompt(name), 20, chunk=golden.CHUNK)
-    wanted = of(name, "logits")
-    assert largest_difference(logits[-len(wanted) :], wanted) <= LOGITS_TOLERANCE
-    assert ids == of(name, "generated_ids").tolist()
-    assert largest_difference(steps, of(name, "generated_logits")) <= LOGITS_TOLERANCE
 
 
 def test_transcripts_are_read_as_the_makers_do() -> None:

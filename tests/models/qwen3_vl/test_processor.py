@@ -149,31 +149,6 @@ def test_the_rate_changes_the_prompt_and_the_digest() -> None:
     assert b"<2.0 seconds><10.0 seconds>" in texts[0] and b"<0.1 seconds><0.6 seconds>" in texts[1]
 
 
-def test_a_video_of_one_frame_and_the_same_frame_as_a_picture() -> None:
-    processor, video = DENSE.processor, video_of(1)
-    frame, picture = processor.video(video), processor.image(Image.fromarray(video.frames[0]))
-    assert frame.arrays["grid_thw"][0] == 1 and frame.arrays["tenths"].tolist() == [0]
-    assert frame.digest != picture.digest
-
-
-def test_every_pair_has_a_span_and_positions_of_its_own() -> None:
-    processor = DENSE.processor
-    item = processor.video(video_of(5))
-    prompt = prompt_of(processor, [say("user", 0, "so ?")], [item])
-    _, h, w = item.arrays["grid_thw"].tolist()
-    assert len(prompt.placeholders) == 3 and {span.length for span in prompt.placeholders} == {h * w // 4}
-    start, end = DENSE.processor.config.vision_start_token_id, DENSE.processor.config.vision_end_token_id
-    for span in prompt.placeholders:
-        rows = slice(span.start, span.start + span.length)
-        assert set(prompt.token_ids[rows].tolist()) == {processor.config.video_token_id}
-        assert (prompt.token_ids[span.start - 1], prompt.token_ids[span.start + span.length]) == (start, end)
-        assert len(set(prompt.positions[0, rows].tolist())) == 1
-        assert prompt.positions[1, rows].max() - prompt.positions[1, rows].min() == h // 2 - 1
-    assert prompt.token_ids.tolist().count(start) == 3, "the template's own pair around the whole video is gone"
-    times = prompt.positions[0, [span.start for span in prompt.placeholders]]
-    assert (np.diff(times) > max(h, w) // 2).all(), "a pair comes after the text before it"
-
-
 def rendered(golden: Family, *messages: ChatMessage) -> str:
     return golden.processor.detokenize(prompt_of(golden.processor, messages).token_ids.tolist()).decode()
 

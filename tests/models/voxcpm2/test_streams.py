@@ -117,31 +117,6 @@ def test_replayed_prefill_equals_eager(prompts: list[tuple[int, int, bool]], edg
     compare_prefills(prompts, edge, cut)
 
 
-def test_overrun_rows_change_nothing() -> None:
-    rig = SpeechRig(voice())
-    rig.speak({3: request(1)})
-    before = {name: table[3].clone() for name, table in rig.state.items()}
-    pages = rig.owners[3].pages.pages
-    keys = rig.cache.caches[0]["k"].view(-1, 16, *rig.cache.caches[0]["k"].shape[1:])[pages].clone()
-    out = rig.decode([3], rows=4)
-    audio = rig.vae([3], out, rows=2)
-    assert not out["emitted"].any()
-    assert not out["finished"].any()
-    assert not audio.any()
-    for name, table in rig.state.items():
-        torch.testing.assert_close(table[3], before[name], atol=0, rtol=0)
-    after = rig.cache.caches[0]["k"].view(-1, 16, *rig.cache.caches[0]["k"].shape[1:])[pages]
-    torch.testing.assert_close(after, keys, atol=0, rtol=0, equal_nan=True)
-
-
-def test_priming_changes_no_other_slot() -> None:
-    rig = SpeechRig(voice())
-    rig.state["vae"][1:] = 7.0
-    rig.admit(3, request(2))
-    assert (rig.state["vae"][[1, 2, 4, 5, 6, 7]] == 7.0).all()
-    assert not (rig.state["vae"][3] == 7.0).any()
-
-
 def test_the_codec_remembers_so_many_patches_and_no_more() -> None:
     model = voice()
     patches = torch.randn(12, *model.patch_shape, generator=torch.Generator().manual_seed(1))
