@@ -69,7 +69,7 @@ def captured_decode(
     if drafts:
         bucket = {**bucket, "drafts": drafts}
     fill(state, rows)
-    runner = captured(name, step.name, step, [bucket], pool)
+    runner = captured(name, "verify" if drafts else "decode", step, [bucket], pool)
     return runner, Plan(arrays={"slots": torch.arange(1, rows + 1).numpy()}, required=bucket), state
 
 
@@ -81,7 +81,7 @@ def captured_prefill(
     pages = -(-(cached + tokens) // PAGE_SIZE)
     caches = caches_of(decoder.cache_specs(), -(-pages * PAGE_SIZE // (CONTEXT + ROOM)), device)
     hidden = decoder.embed(torch.randint(0, decoder.vocab_size, (tokens,), device=device))
-    sizes = PAGE_SIZE, hidden.shape[1], hidden.dtype
+    sizes = PAGE_SIZE, hidden.dtype
     required = {"tokens": tokens, "sequences": 1}
     positions = np.arange(cached, cached + tokens)
     arrays: dict[str, np.ndarray] = {
@@ -101,4 +101,4 @@ def captured_prefill(
     if decoder.feature_levels:
         required = required | {"levels": 0}
     plan = Plan(arrays, tensors={"hidden": [hidden]}, fills={"cu_seqlens": tokens}, required=required)
-    return captured(name, step.name, step, [required], pool), plan
+    return captured(name, "prefill", step, [required], pool), plan

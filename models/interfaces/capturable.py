@@ -57,11 +57,6 @@ class Capturable(Protocol):
     buffer held before. Integers that are baked into a captured graph come only from `bucket`.
     """
 
-    @property
-    def name(self) -> str:
-        """Names the computation in logs and errors."""
-        ...
-
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         """The buffers of a call of this size by name, in their order in memory. The first axis of a buffer is filled
         from a plan row by row."""

@@ -121,7 +121,7 @@ class Engine:
             self._warming = chain.from_iterable(worker.warm_up() for worker in self.workers.values())
         for worker in self.workers.values():
             with phases.timed("capture"):
-                while self._timed(partial(worker.capture_next, idle=False)):
+                while self._timed(partial(_capture_next, worker.graph_runners, idle=False)):
                     self._send(self._clock(), detail=worker.name)
                 worker.calibrate()
         if not (on_gpu and restarted):
@@ -222,7 +222,7 @@ class Engine:
         return captured or self._warm_up_next()
 
     def _capture_part(self) -> bool:
-        return any(worker.capture_next(idle=True) for worker in self.workers.values())
+        return _capture_next(self._runners, idle=True)
 
     def _warm_up_next(self) -> bool:
         """One run of a warm-up; False, after calling `warmed`, when none is left."""
@@ -327,3 +327,8 @@ class Engine:
             occupied=occupied,
             process=process_usage(),
         )
+
+
+def _capture_next(runners: Sequence[GraphRunner], *, idle: bool) -> bool:
+    """Captures the next bucket, or while the engine idles a part of it; False when none is wanted."""
+    return any(runner.capture_next(idle=idle) for runner in runners)

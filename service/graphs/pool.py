@@ -216,7 +216,7 @@ class GraphPool:
             # the next synchronisation and ends the engine.
             gc.collect()
             release_cached(self.device)
-            raise CaptureError(f"{capturable.name} at {dict(bucket)}: {error}") from error
+            raise CaptureError(str(error)) from error
 
     @contextlib.contextmanager
     def _interruptible(self, *, recording: bool = False) -> Iterator[None]:
@@ -289,7 +289,7 @@ class GraphPool:
         outputs = {name: make() for name, make in makers.items()}
         graph, taken = self._record(capturable, bucket, fill(), outputs)
         mib, seconds = taken / 2**20, time.perf_counter() - started
-        log.info("captured %s at %s: %.1f MiB more, %.3f s", capturable.name, dict(bucket), mib, seconds)
+        log.info("captured %s at %s: %.1f MiB more, %.3f s", type(capturable).__name__, dict(bucket), mib, seconds)
         replay = math.inf
         for _ in range(TIMED_REPLAYS):
             yield

@@ -198,7 +198,7 @@ class GraphRunner:
     def _replay(self, graph: CapturedGraph, plan: Plan) -> Run:
         # The constants of a captured graph (max_seqlen, numbers of rows) must cover the real sizes, or rows stay
         # unwritten.
-        assert fits(graph.bucket, plan.required), f"{self.capturable.name}: {graph.bucket} for {plan.required}"
+        assert fits(graph.bucket, plan.required), f"{self._labels}: {graph.bucket} for {plan.required}"
         graph.static.fill(graph.layout, plan)
         graph.capture.replay()
         name = primary_size(graph.bucket)
@@ -299,7 +299,7 @@ class GraphRunner:
             outcome = "captured"
             self._graphs[key_of(bucket)] = made.value
         except Interrupted:
-            log.debug("a capture of %s at %s is given up for a request", self.capturable.name, dict(bucket))
+            log.debug("a capture of %s at %s is given up for a request", self._labels["kind"], dict(bucket))
             self._unfinished = None
             return
         except CaptureError as error:
@@ -308,9 +308,7 @@ class GraphRunner:
             level = logging.INFO if error.refused else logging.WARNING  # on a small GPU many do not fit
             what = "capture of %s at %s %s, calls of this size run eagerly: %s"
             log.log(level, what, self._labels["kind"], bucket, outcome, error)
-        seconds = time.monotonic() - started
-        log.debug("part of a capture of %s at %s: %.3f s", self.capturable.name, dict(bucket), seconds)
-        unfinished.seconds += seconds
+        unfinished.seconds += time.monotonic() - started
         if not outcome:
             return
         self._unfinished = None

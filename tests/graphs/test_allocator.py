@@ -70,7 +70,6 @@ class Work:
     """A capturable whose forward allocates so many MiB in segments of these sizes."""
 
     def __init__(self, cuda: FakeCuda, allocated: int, segments: Sequence[int]) -> None:
-        self.name = "work"
         self._cuda = cuda
         self._allocated = allocated
         self._segments = segments
@@ -179,7 +178,6 @@ class Scratch:
     """A capturable that fills a tensor of each of these MiB at a time."""
 
     def __init__(self, *sizes: int) -> None:
-        self.name = f"scratch {sizes}"
         self._sizes = sizes
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:

@@ -236,8 +236,6 @@ def test_memory_that_another_process_takes_during_a_capture_is_not_accounted(mon
 class Counter:
     """A capturable with slot state: adds to rows of a table by index, as a decode step does."""
 
-    name = "counter"
-
     def __init__(self, device: str) -> None:
         self.table = torch.zeros((8, 4), device=device)
 

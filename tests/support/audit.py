@@ -46,7 +46,7 @@ def audit(capturable: Capturable, bucket: Bucket) -> dict[str, BufferSpec]:
         with _no_tensors_from_memory(), _no_constants_of_a_cpu(), fake, _HostCalls(), _IndexedByData():
             outputs = capturable.forward(buffers, bucket)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise AuditError(f"{capturable.name}: {error.func} needs data on the host") from error
+        raise AuditError(f"{type(capturable).__name__}: {error.func} needs data on the host") from error
     return {name: BufferSpec(tuple(value.shape), value.dtype) for name, value in outputs.items()}
 
 

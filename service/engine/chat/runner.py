@@ -1,5 +1,4 @@
-"""The device side of a chat model: caches, slot state, captured steps and eager prefills. Runs that need no
-request, such as measurements and warm-ups, are in warmup.py."""
+"""The device side of a chat model: caches, slot state, captured steps and eager prefills."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from models.interfaces.capturable import Plan
 from models.protocol import ChatModel
-from service.engine.chat import warmup
 from service.engine.chat.graphs import ChatGraphs, StepSizes
 from service.engine.chat.guided.guidance import MaskJob, MaskTable
 from service.engine.chat.inputs import (
@@ -29,7 +27,7 @@ from service.engine.chat.pacing import Pacing
 from service.engine.chat.sampler import log_probabilities
 from service.engine.chat.sequence import BlockAllocation, ChatSequence, Chunk, SamplerNeeds, Step
 from service.engine.chat.slot_state import SlotState, allocate_pending, allocate_states, row_bytes
-from service.engine.chat.steps import chunk_batch, run_chunks, with_features
+from service.engine.chat.steps import with_features
 from service.engine.core.faults import RepeatableLaunchError, launch_errors, with_second_try
 from service.engine.core.pages import pages_for
 from service.engine.core.worker import MemoryRequirements, WorkerContext
@@ -76,7 +74,7 @@ class ChatRunner:
         self._name = name
         self._decoder = model.decoder
         self._context = context
-        page_size, hidden_size = context.config.page_size, model.decoder.hidden_size
+        page_size = context.config.page_size
         lookup, drafter = context.config.drafts == "lookup", model.decoder.drafter is not None
         self.drafts = context.config.draft_tokens if lookup or drafter else 0
         """Drafts of each row in a step that has any; 0: no step has."""
@@ -84,8 +82,8 @@ class ChatRunner:
         """Positions behind the keys of a step to which its drafter writes."""
         max_pages = pages_for(max_context + self.drafts, page_size)
         history = (max_pages + 1) * page_size if lookup else 0
-        self._sizes = StepSizes(page_size, max_pages, hidden_size, vocab_limit, self.drafts, history)
-        self.embeds_width = hidden_size * (1 + model.decoder.feature_levels)
+        self._sizes = StepSizes(page_size, max_pages, vocab_limit, self.drafts, history)
+        self.embeds_width = model.decoder.hidden_size * (1 + model.decoder.feature_levels)
         """Width of the encoder's rows: an embedding followed by its features (Decoder.feature_levels)."""
 
     @property
@@ -123,10 +121,10 @@ class ChatRunner:
         graphs = self._make_graphs(num_pages=1, state_rows=1)
         num_bytes = graphs.state.num_bytes + graphs.held_hidden.nbytes
         num_bytes += state_rows * row_bytes(self._decoder.state_specs())
-        return MemoryRequirements(max(peak_bytes(run, device) for run in warmup.largest_runs(graphs)), num_bytes)
+        return MemoryRequirements(max(peak_bytes(run, device) for run in graphs.largest_runs()), num_bytes)
 
     def warm_up(self) -> Iterator[None]:
-        return warmup.warm_up(self.graphs)
+        return self.graphs.warm_up()
 
     @property
     def prefill_sizes(self) -> tuple[int, ...]:
@@ -136,7 +134,7 @@ class ChatRunner:
     def calibrate(self, pacing: Pacing, encoder: GraphRunner) -> None:
         """Starts `pacing` from what the captures measured, and from what cached keys cost."""
         runners = {"decode": self.graphs.decode[False], "verify": self.graphs.verify[False], "encoder": encoder}
-        pacing.start(runners, self.graphs.cached_prefill, warmup.pair_seconds(self.graphs))
+        pacing.start(runners, self.graphs.cached_prefill, self.graphs.pair_seconds())
 
     def launch(self, step: Step, embeds: Embeds) -> StepOutput:
         """Launches one step. embeds: the encoder outputs of an item of a sequence.
@@ -242,8 +240,7 @@ class ChatRunner:
         if prefill is not None:
             hidden = self._replay_prefill(prefill, chunks, arrays, hidden, sent)
         else:
-            batch = chunk_batch(sent, self._state, self._caches, sizes.page_size)
-            hidden = run_chunks(self._decoder, hidden, sent["positions"], batch, sent)
+            hidden = self.graphs.eager_chunks(hidden, sent)
         if ends:
             self._admit(sent)  # After the launch of the pass, which a GPU then runs meanwhile.
         marks = sent.get("mark_rows")
@@ -262,7 +259,7 @@ class ChatRunner:
         required = required_prefill(chunks, self._decoder.feature_levels)
         graph = prefill.graph_for(required)
         assert graph is not None
-        hidden = with_features(hidden, self._sizes.hidden_size * (1 + graph.bucket.get("levels", 0)))
+        hidden = with_features(hidden, self._decoder.hidden_size * (1 + graph.bucket.get("levels", 0)))
         named = {"cu_seqlens": arrays["cu_seqlens_q"]}
         if prefill is self.graphs.cached_prefill:
             named |= {"slots": arrays["chunk_slots"], "seq_lens": np.diff(arrays["cu_seqlens_k"])}

@@ -180,7 +180,6 @@ class GuidedLayersStep:
 
     layers: LayersStep
     held_hidden: Tensor
-    name = "guided_layers"
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         return self.layers.buffer_specs(bucket)
@@ -196,10 +195,6 @@ class DecodeStep:
 
     layers: LayersStep
     sampling: Sampling
-
-    @property
-    def name(self) -> str:
-        return "decode_full" if self.sampling.full else "decode"
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         return self.layers.buffer_specs(bucket)
@@ -218,10 +213,6 @@ class VerifyStep:
 
     layers: LayersStep
     sampling: Sampling
-
-    @property
-    def name(self) -> str:
-        return "verify_full" if self.sampling.full else "verify"
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         return self.layers.buffer_specs(bucket)
@@ -285,18 +276,13 @@ class PrefillStep:
     state: SlotState
     caches: Sequence[Mapping[str, Tensor]]
     page_size: int
-    hidden_size: int
     dtype: torch.dtype
     cached: bool
-
-    @property
-    def name(self) -> str:
-        return "cached_prefill" if self.cached else "prefill"
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         tokens, sequences = bucket["tokens"], bucket["sequences"]
         specs = {
-            "hidden": BufferSpec((tokens, (1 + bucket.get("levels", 0)) * self.hidden_size), self.dtype),
+            "hidden": BufferSpec((tokens, (1 + bucket.get("levels", 0)) * self.decoder.hidden_size), self.dtype),
             "positions": BufferSpec((tokens, self.decoder.position_axes), torch.int64),
             "slot_mapping": BufferSpec((tokens,), torch.int64),
             "cu_seqlens": BufferSpec((sequences + 1,), torch.int32),
@@ -323,21 +309,6 @@ class PrefillStep:
             states=chunk_states(buffers, self.state.states),
         )
         return {"hidden": run_chunks(self.decoder, buffers["hidden"], buffers["positions"].T, batch, buffers)}
-
-
-def chunk_batch(
-    sent: Mapping[str, Tensor], state: SlotState, caches: Sequence[Mapping[str, Tensor]], page_size: int
-) -> PagedBatch:
-    """The batch of an eager pass over chunks. sent: service.engine.chat.inputs.chunk_arrays."""
-    return PagedBatch(
-        caches,
-        page_size,
-        sent["slot_mapping"],
-        cu_seqlens_q=sent["cu_seqlens_q"],
-        cu_seqlens_k=sent["cu_seqlens_k"],
-        context_slots=sent.get("context_slots"),
-        states=chunk_states(sent, state.states),
-    )
 
 
 def run_chunks(
@@ -371,16 +342,11 @@ class SampleStep:
     """Sampling for the prompts that end in a step of chunks. Bucket: rows. Output: that of Sampling."""
 
     sampling: Sampling
-    hidden_size: int
     dtype: torch.dtype
 
-    @property
-    def name(self) -> str:
-        return "sample_full" if self.sampling.full else "sample"
-
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        rows = bucket["rows"]
-        return {"slots": BufferSpec((rows,), torch.int64), "hidden": BufferSpec((rows, self.hidden_size), self.dtype)}
+        rows, hidden_size = bucket["rows"], self.sampling.decoder.hidden_size
+        return {"slots": BufferSpec((rows,), torch.int64), "hidden": BufferSpec((rows, hidden_size), self.dtype)}
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         return self.sampling(buffers["slots"], buffers["hidden"], draft=True)
@@ -397,10 +363,6 @@ class GuidedSampleStep:
     state: SlotState
     sampling: Sampling
     held_hidden: Tensor
-
-    @property
-    def name(self) -> str:
-        return "guided_sample_full" if self.sampling.full else "guided_sample"
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         return {}

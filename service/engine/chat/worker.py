@@ -112,12 +112,9 @@ class ChatWorker:
 
     @property
     def graph_runners(self) -> list[GraphRunner]:
-        """In the order of their captures. Where graphs have little room, the encoder's large ones would take all of it,
-        and they gain the least: the GPU computes longer than the launches take. They can use the memory of prefills."""
+        """Where graphs have little room, the encoder's large ones would take all of it, and they gain the least: the
+        GPU computes longer than the launches take. So they come last. They can use the memory of prefills."""
         return [*self._runner.graphs.runners, self._vision.runner]
-
-    def capture_next(self, *, idle: bool) -> bool:
-        return any(runner.capture_next(idle=idle) for runner in self.graph_runners)
 
     def calibrate(self) -> None:
         if self._context.device.type == "cuda":

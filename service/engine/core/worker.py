@@ -110,7 +110,7 @@ class ModelWorker(Protocol):
     min_pages: int
     """With fewer pages the engine does not start: they would be too few for one request of a useful length."""
 
-    # Start: measure, allocate, capture_next until it returns False, calibrate, warm_up.
+    # Start: measure, allocate, then the captures of the graph runners, calibrate, warm_up.
 
     def measure(self) -> MemoryRequirements:
         """Runs the largest admitted shapes once."""
@@ -122,15 +122,7 @@ class ModelWorker(Protocol):
 
     @property
     def graph_runners(self) -> Sequence[GraphRunner]:
-        """The runners of all its captured computations, once `allocate` has run."""
-        ...
-
-    def capture_next(self, *, idle: bool) -> bool:
-        """Capture one wanted bucket, with nothing in flight; False when none is wanted.
-
-        idle False: before readiness, only buckets without which the first requests would be slow. idle True: one part
-        of a capture of the rest of the bucket list.
-        """
+        """The runners of all its captured computations, in the order of their captures, once `allocate` has run."""
         ...
 
     def calibrate(self) -> None:

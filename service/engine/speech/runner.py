@@ -1,4 +1,5 @@
-"""Runs a scheduled step on the model: slot state, prefill, then tail or decode step, then the codec.
+"""Runs a scheduled step on the model: slot state, prefill, then tail or decode step, then the codec. Before there are
+requests, runs over the scratch slot and page measure costs and memory, and compile the kernels of eager runs.
 
 Computations with one row per stream (tail, decode step, codec) are replayed, and so are prefills that fit a captured
 graph. Other prefills run eagerly. On a GPU the codec has its own CUDA stream: a
@@ -7,7 +8,7 @@ step's patches are decoded to audio while the next step runs. A decode step take
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,14 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.interfaces.capturable import Bucket
+from models.interfaces.capturable import Bucket, Plan
 from models.layers.kv_cache import PagedBatch, allocate_together
 from models.protocol import SpeechModel
 from service.engine.core.faults import RepeatableLaunchError, launch_errors, with_second_try
-from service.engine.core.pages import pages_for
-from service.engine.core.readback import Mark, Readback, mark
-from service.engine.core.worker import WorkerContext
+from service.engine.core.pages import pages_for, scratch_chunks
+from service.engine.core.readback import Mark, Readback, mark, seconds_between
+from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS, WorkerContext
 from service.engine.speech.capacity import AdapterFiles
+from service.engine.speech.costs import Kind, SpeechCosts
 from service.engine.speech.graphs import SpeechGraphs, make_runner
 from service.engine.speech.in_flight import Launch, Timing
 from service.engine.speech.inputs import (
@@ -41,6 +43,7 @@ from service.engine.speech.inputs import (
 )
 from service.engine.speech.sequence import SpeechSequence
 from service.engine.speech.stream import PrefillChunk, PrefillSize, Stream, eager_cost_key, replayed_cost_key
+from service.graphs.buckets import powers_of_two
 from service.graphs.buffers import upload_arrays
 from service.graphs.observations import EagerReason, Route
 from service.graphs.runner import GraphRunner, Run
@@ -127,7 +130,7 @@ class SpeechRunner:
     """Owns caches, slot state and captured graphs of one speech model.
 
     decode, tail, prefill: the runners of rows without adapters (SpeechGraphs); the first two by number of solver steps.
-    vae: the codec's. What runs them before there are requests is in warmup.py.
+    vae: the codec's.
     """
 
     def __init__(
@@ -145,7 +148,7 @@ class SpeechRunner:
         self.solver_steps = context.config.solver_steps or model.solver_steps
         self._name = name
         self._context = context
-        self.device, self.dtype = context.device, context.dtype
+        self.device = context.device
         self.page_size = context.config.page_size
         self._max_pages = pages_for(model.max_positions, self.page_size)
         self.caches, self._pages_of_layers = allocate_together(
@@ -355,11 +358,11 @@ class SpeechRunner:
         required: to be replayed in a captured prefill of this size; None: eagerly."""
         arrays = prompt_arrays(chunks, self.page_size, self.model.patch_shape) | graphs.lora_arrays(adapters)
         if required is None:
-            return self.eager_pass(arrays)
+            return self._eager_pass(arrays)
         plan = prefill_plan(arrays, slots_of([sequence for _, sequence in chunks]), required)
         return graphs.prefill.run(plan).outputs["conditioning"]
 
-    def eager_pass(self, arrays: Mapping[str, np.ndarray]) -> Tensor:
+    def _eager_pass(self, arrays: Mapping[str, np.ndarray]) -> Tensor:
         """The model's pass over prompt chunks (prompt_arrays) -> conditioning [prompts that end, width]."""
         inputs = upload_arrays(arrays, self.device)
         batch = PagedBatch(
@@ -390,3 +393,101 @@ class SpeechRunner:
 
     def _bucket(self, rows: int) -> int:
         return next((bucket for bucket in self.buckets if bucket >= rows), rows)
+
+    # Runs before there are requests
+
+    def calibrate(self, costs: SpeechCosts, buckets: Sequence[int], prompt_lengths: Sequence[int]) -> None:
+        """Measures costs at the default number of solver steps, so that the first requests are scheduled by them.
+        Buckets that run in one captured graph, as after a restart, are measured once."""
+        solver_steps = self.solver_steps[0]
+        seconds: dict[tuple[Kind, int], float] = {}
+
+        def observe(kind: Kind, steps: int, part: GraphRunner, rows: int) -> None:
+            graph = part.graph_for({"rows": rows})
+            size = rows if graph is None else graph.bucket["rows"]
+            if (kind, size) not in seconds:
+                plan = slots_plan(np.zeros(rows, dtype=np.int64))
+                seconds[kind, size] = self._timed(partial(part.run, plan))
+            costs.observe(kind, steps, rows, seconds[kind, size])
+
+        for bucket in buckets:
+            observe("decode", solver_steps, self.decode[solver_steps], bucket)
+            observe("tail", solver_steps, self.tail[solver_steps], bucket)
+            with self.codec.after_steps():
+                observe("vae", 0, self.vae, bucket)
+        for length in prompt_lengths:
+            kind, size = eager_cost_key(length)
+            costs.observe(kind, 0, size, self._timed(partial(self._scratch_prefill, [length])))
+        for captured in self.prefill.captured:
+            kind, size = replayed_cost_key(captured)
+            costs.observe(kind, 0, size, self._timed(partial(self.prefill.run, self._full_prompt(captured))))
+
+    def _timed(self, launch: Callable[[], object]) -> float:
+        """Seconds of the second run, since the first may compile or allocate."""
+        launch()
+        start = mark(self.device)
+        launch()
+        end = mark(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return seconds_between(start, end)
+
+    def warm_up(self) -> Iterator[None]:
+        """Runs what may run eagerly: steps and prefills of each power of two, prefills with cached context and of many
+        prompts. Yields after each. All numbers of solver steps use the same kernels."""
+        config, solver_steps = self._context.config, self.solver_steps[0]
+        rows = powers_of_two(config.slots)
+        yield from self.vae.warm_up({"rows": count} for count in rows)
+        for graphs in self.variants:
+            for part in (graphs.decode[solver_steps], graphs.tail[solver_steps]):
+                yield from part.warm_up({"rows": count} for count in rows)
+            yield from graphs.prefill.warm_up(graphs.prefill.bucket_list)
+        prompts = [([tokens], 0) for tokens in powers_of_two(min(config.max_step_tokens, WARM_TOKENS))]
+        prompts += [([1, 2], self.page_size), ([1] * WARM_SEQUENCES, 0)]
+        for graphs in self.variants:
+            for lengths, cached in prompts:
+                self._scratch_prefill(lengths, cached=cached, graphs=graphs)
+                yield
+
+    def largest_runs(self, reference_samples: int) -> Iterator[Callable[[], object]]:
+        """What takes most memory eagerly, but for the codec: the longest prefill, the largest batch of each step, a
+        piece of reference audio."""
+        graphs = self.variants[-1]
+        yield partial(self._scratch_prefill, [self._context.config.max_step_tokens], graphs=graphs)
+        # Fewer tokens may take more memory: attention splits their keys and keeps partial results (paged_prefill).
+        for bucket in graphs.prefill.bucket_list:
+            yield graphs.prefill.filler_run(bucket)
+        for part in (graphs.decode, graphs.tail):
+            yield part[self.solver_steps[0]].filler_run({"rows": self.buckets[-1]})
+        wave = torch.zeros(reference_samples, device=self.device)
+        yield lambda: next(iter(self.model.encode_reference_pieces(wave, "right")))
+
+    def largest_codec_run(self) -> None:
+        """The codec's largest eager run, which other steps run beside."""
+        with self.codec.after_steps():
+            self.vae.filler_run({"rows": self.buckets[-1]})()
+
+    def _scratch_prefill(
+        self, lengths: Sequence[int], *, cached: int = 0, graphs: SpeechGraphs | None = None
+    ) -> Tensor:
+        """A prefill of prompts of audio positions only, the costliest, each after `cached` keys. graphs: those whose
+        inputs it gets; no position has an adapter."""
+        length = sum(lengths)
+        arrays: dict[str, np.ndarray] = {
+            "token_ids": np.zeros(length, dtype=np.int64),
+            "positions": np.arange(length) % self.model.max_positions,
+            "patch_index": np.arange(length),
+            "patches": np.zeros((length, *self.model.patch_shape), dtype=np.float32),
+            "last": np.cumsum(lengths) - 1,
+        }
+        arrays |= scratch_chunks(lengths, cached, self.page_size)
+        if graphs is not None:
+            arrays |= graphs.lora_arrays(np.full(length, -1))
+        return self._eager_pass(arrays)
+
+    def _full_prompt(self, bucket: Bucket) -> Plan:
+        """A prompt that fills a captured prefill, as far as the context allows."""
+        index = np.arange(min(bucket["tokens"], self.model.max_positions))
+        arrays = {"positions": index, "patch_index": np.where(index < bucket["audio"], index, -1)}
+        arrays |= scratch_chunks([len(index)], 0, self.page_size)
+        return prefill_plan(arrays, np.zeros(1, dtype=np.int64), bucket)

@@ -21,7 +21,6 @@ from service.engine.core.pages import PagePool, pages_for
 from service.engine.core.readback import Readback, mark, seconds_between
 from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
 from service.engine.memory import peak_bytes
-from service.engine.speech import warmup as scratch
 from service.engine.speech.capacity import AdapterFiles
 from service.engine.speech.costs import REPLAYED_PREFILLS, SpeechCosts
 from service.engine.speech.forecast import Forecast, Policy
@@ -98,9 +97,9 @@ class SpeechWorker:
         if device.type == "cpu":
             return MemoryRequirements(state=state_bytes)
         runner, samples = self._make_runner(num_pages=2), self._processor.reference_sample_rate * 4
-        runs = scratch.largest_runs(runner, config.max_step_tokens, reference_samples=samples)
-        codec = peak_bytes(partial(scratch.codec_run, runner), device)
-        return MemoryRequirements(max(peak_bytes(run, device) for run in runs), state_bytes + codec)
+        codec = peak_bytes(runner.largest_codec_run, device)
+        steps = max(peak_bytes(run, device) for run in runner.largest_runs(samples))
+        return MemoryRequirements(steps, state_bytes + codec)
 
     def allocate(self, num_pages: int) -> None:
         config = self._context.config
@@ -136,19 +135,15 @@ class SpeechWorker:
     def graph_runners(self) -> list[GraphRunner]:
         return self._runner.graph_runners
 
-    def capture_next(self, *, idle: bool) -> bool:
-        return any(runner.capture_next(idle=idle) for runner in self.graph_runners)
-
     def calibrate(self) -> None:
         buckets: Sequence[int] = self._buckets
         lengths = [64, 512, self._context.config.max_step_tokens]
         if self._context.device.type != "cuda":
             buckets, lengths = sorted({buckets[0], buckets[-1]}), lengths[:1]
-        scratch.calibrate(self._runner, self._costs, buckets, lengths)
+        self._runner.calibrate(self._costs, buckets, lengths)
 
     def warm_up(self) -> Iterator[None]:
-        config = self._context.config
-        return scratch.warm_up(self._runner, max_rows=config.slots, step_tokens=config.max_step_tokens)
+        return self._runner.warm_up()
 
     # Commands
 

@@ -63,7 +63,7 @@ def prefill(family: str, device: str) -> Prefill:
         pages = SLOTS * PAGES + 1
         made = PagedCache(decoder.cache_specs(), num_pages=pages, page_size=PAGE, device=where)
         state = SlotState(SLOTS, PAGES, decoder.vocab_size, where)
-        step = PrefillStep(decoder, state, made.caches, PAGE, width, torch.float32, cached=True)
+        step = PrefillStep(decoder, state, made.caches, PAGE, torch.float32, cached=True)
         runner = GraphRunner("test", "prefill", step, BUCKETS, GraphPool(where, 1 << 30), Observations())
         while runner.capture_next(idle=True):
             pass

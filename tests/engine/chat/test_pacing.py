@@ -199,7 +199,7 @@ class PacedEngine(InlineEngine):
 
     def streams(self, count: int) -> None:
         """Rows that decode for long; what chunks and passes cost is known, as on a GPU from captures."""
-        while self.worker.capture_next(idle=True):
+        while any(runner.capture_next(idle=True) for runner in self.worker.graph_runners):
             pass
         self.worker._pacing.costs.prefill.start({16: LAUNCH + 16 * self.token, 64: LAUNCH + 64 * self.token}, PAIR)
         for patches in (16, 32, 96):

@@ -97,7 +97,7 @@ class WorkerRig:
         if capture_all:
             for runner in self.worker.graph_runners:
                 runner.on_demand.clear()
-        while self.worker.capture_next(idle=capture_all):
+        while any(runner.capture_next(idle=capture_all) for runner in self.worker.graph_runners):
             pass
         self.worker.calibrate()
         self.heard: dict[str, Heard] = defaultdict(Heard)
