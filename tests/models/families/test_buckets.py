@@ -16,8 +16,7 @@ from models.interfaces.capturable import Bucket
 from models.interfaces.media import MediaItem
 from models.kimi_vl.pictures import ImageSettings
 from models.qwen_vl.pictures import smart_resize
-from service.graphs.buckets import cheapest
-from service.graphs.packing import combine, pack
+from service.graphs.buckets import cheapest, combine, pack
 from tests.models.families.family import ALL, FAMILIES, Family, families
 from tests.support.encoder_replay import grid_item
 from tests.support.golden import change_json, copy_checkpoint
