@@ -1,4 +1,5 @@
-"""Room for streams: request slots and pages of the cache; and the adapters on the device.
+"""Room for streams: request slots and pages of the cache, which the streams of a voice share; and the adapters on the
+device.
 
 A stream keeps its room from admission to release, with one exception: while it has no text to speak and every result of
 its steps has been read, but for overrun rows, it is preempted if others need the room. What it needs to go on is on the
@@ -18,8 +19,7 @@ from models.checkpoints.lora_folders import adapter_folders
 from models.layers.adapters import LoraBank, LoraLayout
 from models.protocol import SpeechModel
 from service.engine.core.pages import PagePool, SlotPool, pages_for
-from service.engine.speech.references import VoicePages
-from service.engine.speech.stream import Phase, Stream
+from service.engine.speech.stream import PageCopy, Phase, PrefillChunk, Stream
 from service.link.config import EngineConfig
 
 
@@ -55,7 +55,6 @@ class Room:
 
     def __init__(self, max_streams: int, pages: PagePool) -> None:
         self.pages = pages
-        self.voices = VoicePages(pages)
         self.running: list[Stream] = []
         self.preempted: list[Stream] = []
         self.on_preemption: Callable[[], None] = lambda: None
@@ -117,12 +116,41 @@ class Room:
         self.on_preemption()
 
     def admit(self, streams: Sequence[Stream]) -> None:
-        """A slot each, and pages up to the length cap, where there is room."""
-        self.voices.allocate(streams)
-        for stream in streams:
+        """A slot each, and pages up to the length cap, where there is room. What was found of their voices is shared
+        before any page is evicted."""
+        sources = [self._share_voice(stream) for stream in streams]
+        for stream, source in zip(streams, sources, strict=True):
+            begun = len(stream.pages)
+            stream.pages += self.pages.allocate(self.pages_for(stream.positions) - begun)
+            # A source may be evicted here, and given away: a launch reads all of them before it writes anything.
+            stream.page_copy = None if source is None else PageCopy(source, stream.pages[begun])
             self.running.append(stream)
             stream.slot = self._slots.allocate()
             stream.phase = Phase.PREFILL
+
+    def look_up_voice(self, stream: Stream) -> None:
+        """Notes how much of a waiting stream's prompt is in the cache now: of its voice."""
+        found = stream.voice[: self.pages.match([page.digest for page in stream.voice])]
+        stream.prefilled = sum(page.positions for page in found)
+        stream.patches_before = sum(page.patches for page in found)
+
+    def _share_voice(self, stream: Stream) -> int | None:
+        """Gives a stream the full pages that were found, and returns the one that it must copy."""
+        found = [page.digest for page in stream.voice[: self.pages_for(stream.prefilled)]]
+        stream.pages = self.pages.share(found)
+        if not stream.prefilled % self.pages.page_size:
+            return None
+        source = stream.pages.pop()
+        self.pages.release([source])
+        return source
+
+    def index_voice(self, chunk: PrefillChunk) -> None:
+        """Lets other streams share what a launched chunk adds to the pages of its voice."""
+        end = 0
+        for page, shared in zip(chunk.stream.pages, chunk.stream.voice, strict=False):
+            end += shared.positions
+            if chunk.start < end <= chunk.start + chunk.length:
+                self.pages.index(page, shared.digest)
 
     def reserve(self, stream: Stream, positions: int) -> bool:
         """Pages for a longer segment that was appended. False when there is no room. An idle stream for which there is

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from service.engine.core.readback import Mark, Readback
-from service.engine.speech.costs import Kind
+from service.engine.speech.forecast import Kind
 from service.engine.speech.sequence import SpeechSequence
 
 MAX_IN_FLIGHT = 2

@@ -26,7 +26,7 @@ from service.engine.core.pages import pages_for, scratch_chunks
 from service.engine.core.readback import Mark, Readback, mark, seconds_between
 from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS, WorkerContext
 from service.engine.speech.capacity import AdapterFiles
-from service.engine.speech.costs import Kind, SpeechCosts
+from service.engine.speech.forecast import Kind, SpeechCosts, eager_cost_key, replayed_cost_key
 from service.engine.speech.graphs import SpeechGraphs, make_runner
 from service.engine.speech.in_flight import Launch, Timing
 from service.engine.speech.inputs import (
@@ -42,7 +42,7 @@ from service.engine.speech.inputs import (
     slots_plan,
 )
 from service.engine.speech.sequence import SpeechSequence
-from service.engine.speech.stream import PrefillChunk, PrefillSize, Stream, eager_cost_key, replayed_cost_key
+from service.engine.speech.stream import PrefillChunk, PrefillSize, Stream
 from service.graphs.buckets import powers_of_two
 from service.graphs.buffers import upload_arrays
 from service.graphs.observations import EagerReason, Route

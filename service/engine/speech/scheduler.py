@@ -121,7 +121,7 @@ class SpeechScheduler:
         if len(self._waiting) >= policy.max_waiting:
             message = f"{policy.max_waiting} requests are waiting already"
             return Refusal("queue_full", message, self.forecast.queue_seconds(self.room.speaking, policy.max_waiting))
-        self.room.voices.look_up(stream)
+        self.room.look_up_voice(stream)
         if stream.live:
             heard, load = self._heard(now), self.load(now, extra=stream)
             if heard and load > policy.max_load:
@@ -240,7 +240,7 @@ class SpeechScheduler:
     def index_voice_pages(self, step: Step) -> None:
         """After `launch`, when the step is on the GPU: later steps may read the keys that it computes."""
         for chunk in step.prefills:
-            self.room.voices.index_chunk(chunk)
+            self.room.index_voice(chunk)
 
     def _candidates(self, start: float, slacks: dict[Stream, float], *, background: bool = False) -> list[Stream]:
         """Streams with prompt positions to compute, most urgent first.
@@ -256,7 +256,7 @@ class SpeechScheduler:
         new: list[Stream] = []
         slots = pages = 0
         for stream in waiting:
-            self.room.voices.look_up(stream)
+            self.room.look_up_voice(stream)
             least_slots = slots + (1 if stream.live or background else 1 + quarter)
             least_pages = pages + self.room.pages_for(stream.positions)
             if not self.room.make_room(least_slots, least_pages):

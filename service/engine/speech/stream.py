@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from models.interfaces.capturable import Bucket
 from service.engine.core.pages import Digest
-from service.engine.speech.costs import Kind
-from service.graphs.buckets import round_up
 
 
 @dataclass(frozen=True)
@@ -68,20 +66,6 @@ class PrefillSize:
     def required(self) -> Bucket:
         """The bucket that a captured prefill must have (models.protocol.SpeechModel.prefill_step)."""
         return {"tokens": self.tokens, "audio": self.audio, "sequences": self.sequences}
-
-
-def replayed_cost_key(bucket: Bucket) -> tuple[Kind, int]:
-    """Kind and size under which the cost of a replayed prefill is kept."""
-    tokens, audio = bucket["tokens"], bucket["audio"]
-    if not audio:
-        return "text_prefill", tokens
-    return "voice_prefill" if audio < tokens else "audio_prefill", tokens
-
-
-def eager_cost_key(tokens: int) -> tuple[Kind, int]:
-    """Kind and size under which the cost of an eager prefill is kept: rounded up, so that each size is measured
-    often."""
-    return "prefill", round_up(tokens)
 
 
 class Playback:

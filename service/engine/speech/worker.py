@@ -22,8 +22,7 @@ from service.engine.core.readback import Readback, mark, seconds_between
 from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
 from service.engine.memory import peak_bytes
 from service.engine.speech.capacity import AdapterFiles
-from service.engine.speech.costs import REPLAYED_PREFILLS, SpeechCosts
-from service.engine.speech.forecast import Forecast, Policy
+from service.engine.speech.forecast import REPLAYED_PREFILLS, Forecast, Policy, SpeechCosts
 from service.engine.speech.in_flight import InFlight, Launch, Timing
 from service.engine.speech.inputs import slot_state
 from service.engine.speech.references import ReferenceQueue
