@@ -171,7 +171,7 @@ class ChatGraphs:
         page_size, dtype = self.sizes.page_size, self.context.dtype
         step = PrefillStep(self.decoder, self.state, self.caches, page_size, dtype, cached)
         bucket_list, before_ready = chunk_buckets(sequences, self.decoder.feature_levels)
-        return self._runner(step.name, step, bucket_list, before_ready)
+        return self._runner("cached_prefill" if cached else "prefill", step, bucket_list, before_ready)
 
     def _decode_buckets(self, rows: list[int]) -> list[Bucket]:
         """Every number of rows, with each width of block tables."""

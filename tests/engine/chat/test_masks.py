@@ -42,8 +42,8 @@ from service.engine.chat.guided.mask_server import (
     MaskServer,
     Ready,
     Reply,
+    build_tokenizer,
 )
-from service.engine.chat.guided.matchers import build_tokenizer
 from service.engine.chat.requests import Outbox
 from service.engine.chat.sequence import ChatSequence, Guide
 from service.engine.chat.slot_state import SlotState
@@ -465,7 +465,7 @@ def test_processes_are_for_gpus_and_for_models_with_a_directory(monkeypatch: pyt
 def test_matchers_are_built_without_torch() -> None:
     """A process that does nothing but compute masks is small and starts fast."""
     program = (
-        "import service.engine.chat.guided.matchers, sys; print('torch' in sys.modules, 'llguidance' in sys.modules)"
+        "import service.engine.chat.guided.mask_server, sys; print('torch' in sys.modules, 'llguidance' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PACKAGE_ROOT)
     assert run.stdout.split() == ["False", "True"]
