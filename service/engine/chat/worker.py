@@ -162,7 +162,7 @@ class ChatWorker:
         self._pacing.others_launched(len(self._scheduler.rows.slots), seconds)
 
     def due(self) -> bool:
-        return self._pacing.gaps.due and len(self._scheduler.rows.slots) > 0 and self._in_flight.held is None
+        return self._pacing.due and len(self._scheduler.rows.slots) > 0 and self._in_flight.held is None
 
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
         """Launches an encoder pass or a step; behind a held step only an encoder pass. They alternate while both have
@@ -180,7 +180,7 @@ class ChatWorker:
 
     def _launch_encode(self, now: float, allowance: float, must: bool) -> bool:
         rows = len(self._scheduler.rows.slots)
-        if not self._vision.has_work() or (rows and not self._pacing.gaps.free):
+        if not self._vision.has_work() or (rows and not self._pacing.free):
             return False
         costs, room = self._pacing.costs, self._pacing.encoder_room(rows, shared=self._scheduler.prefilling)
         parts = self._vision.next_group(lambda patches: costs.mean("encoder", patches) <= min(allowance, room))
@@ -264,7 +264,7 @@ class ChatWorker:
 
     def _close_gap(self, decode_seconds: float) -> None:
         if not self._rows_wait:
-            self._pacing.gaps.close(decode_seconds, put_off=self._chunks_put_off or self._vision.has_work())
+            self._pacing.close(decode_seconds, put_off=self._chunks_put_off or self._vision.has_work())
 
     def _can_start(self, sequence: ChatSequence) -> bool:
         return sequence.has_guide and self._vision.has_embeddings(sequence)
