@@ -24,19 +24,7 @@ from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 from service.link.config import Channel
-from service.link.messages import (
-    Abort,
-    ChatRequest,
-    Command,
-    EncodeReference,
-    EngineState,
-    Failed,
-    Outputs,
-    Pause,
-    SpeechAppend,
-    SpeechRequest,
-    Stop,
-)
+from service.link.messages import ChatRequest, Command, Control, EngineState, Failed, Outputs, Request, Stop
 
 log = logging.getLogger(__name__)
 
@@ -270,23 +258,22 @@ class Engine:
             self._handle(command)
 
     def _handle(self, command: Command) -> None:
-        match command:
-            case ChatRequest() | SpeechRequest() | EncodeReference():
-                worker = self.workers.get(command.model)
-                if worker is None:
-                    message = f"model {command.model!r} is not hosted here"
-                    self._refused.append(Failed(command.request_id, 404, "model_not_found", message, "model"))
-                elif isinstance(command, ChatRequest) and command.live and self._gathers(worker):
-                    self._gathered_at = self._gathered_at if self._gathered else self._clock()
-                    self._gathered.append(command)
-                else:
-                    worker.submit(command)
-            case SpeechAppend() | Abort() | Pause():
-                self._gathered = [one for one in self._gathered if one.request_id != command.request_id]
-                for worker in self.workers.values():
-                    worker.control(command)
-            case Stop():
-                self._stopped = True
+        if isinstance(command, Request):
+            worker = self.workers.get(command.model)
+            if worker is None:
+                message = f"model {command.model!r} is not hosted here"
+                self._refused.append(Failed(command.request_id, 404, "model_not_found", message, "model"))
+            elif isinstance(command, ChatRequest) and command.live and self._gathers(worker):
+                self._gathered_at = self._gathered_at if self._gathered else self._clock()
+                self._gathered.append(command)
+            else:
+                worker.submit(command)
+        elif isinstance(command, Control):
+            self._gathered = [one for one in self._gathered if one.request_id != command.request_id]
+            for worker in self.workers.values():
+                worker.control(command)
+        elif isinstance(command, Stop):
+            self._stopped = True
 
     def _send(self, now: float, detail: str = "", *, hurried: bool = False) -> None:
         """Sends everything new in one message, with the state once per heartbeat. hurried: the GPU may be idle, so

@@ -141,7 +141,10 @@ class Detach(Struct, frozen=True):
     peer: str
 
 
-Command = ChatRequest | SpeechRequest | SpeechAppend | EncodeReference | Abort | Pause | Stop | Attach | Detach
+Request = ChatRequest | SpeechRequest | EncodeReference
+Control = SpeechAppend | Abort | Pause
+"""What changes a request that was sent before."""
+Command = Request | Control | Stop | Attach | Detach
 
 # engine -> API
 
@@ -244,6 +247,9 @@ class Failed(Struct, frozen=True):
     """The field of the request that is to blame, if one is."""
     retry_after: float | None = None
     """Seconds after which a retry may succeed."""
+
+
+Answer = ChatDelta | SpeechDelta | ReferenceEncoded | Failed
 
 
 class ModelState(Struct, frozen=True):

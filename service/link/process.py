@@ -25,28 +25,22 @@ from service.link.config import ConfigurationError, EngineConfig
 from service.link.engine_link import CONFIGURATION_ERROR, SUPERVISOR
 from service.link.messages import (
     Abort,
+    Answer,
     Attach,
     ChatDelta,
-    ChatRequest,
     Command,
+    Control,
     Detach,
-    EncodeReference,
     EngineState,
-    Failed,
     Outputs,
-    Pause,
-    ReferenceEncoded,
-    SpeechAppend,
+    Request,
     SpeechDelta,
-    SpeechRequest,
     Stop,
 )
 from service.system.children import leave_signals_to_parent, wait_for_end_of_parent
 from service.system.logs import configure_logging
 
 log = logging.getLogger("reprise.engine")
-
-Answer = ChatDelta | SpeechDelta | ReferenceEncoded | Failed
 
 
 class EngineChannel:
@@ -103,25 +97,24 @@ class EngineChannel:
             self._handle(peer.bytes.decode(), self._decoder.decode([frame.buffer for frame in frames]))
 
     def _handle(self, peer: str, command: Command) -> None:
-        match command:
-            case _ if peer in self._gone:
-                return
-            case ChatRequest() | SpeechRequest() | EncodeReference():
-                self._owners[command.request_id] = peer
+        if peer in self._gone:
+            return
+        if isinstance(command, Request):
+            self._owners[command.request_id] = peer
+            self._commands.append(command)
+        elif isinstance(command, Control):
+            if self._owners.get(command.request_id) == peer:
                 self._commands.append(command)
-            case SpeechAppend() | Pause() | Abort():
-                if self._owners.get(command.request_id) == peer:
-                    self._commands.append(command)
-                    if isinstance(command, Abort):
-                        del self._owners[command.request_id]
-            case Attach():
-                self._attached.add(peer)
-                if self._state is not None:
-                    self._send(peer, Outputs(state=self._state))
-            case Detach() if peer == SUPERVISOR:
-                self._detach(command.peer)
-            case Stop() if peer == SUPERVISOR:
-                self._commands.append(command)
+                if isinstance(command, Abort):
+                    del self._owners[command.request_id]
+        elif isinstance(command, Attach):
+            self._attached.add(peer)
+            if self._state is not None:
+                self._send(peer, Outputs(state=self._state))
+        elif isinstance(command, Detach) and peer == SUPERVISOR:
+            self._detach(command.peer)
+        elif isinstance(command, Stop) and peer == SUPERVISOR:
+            self._commands.append(command)
 
     def _detach(self, peer: str) -> None:
         self._gone.add(peer)

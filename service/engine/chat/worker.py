@@ -34,11 +34,11 @@ from service.engine.chat.states import MOST_EACH, ROWS_EACH, StatePool
 from service.engine.core.faults import LaunchError, launch_errors
 from service.engine.core.pages import PagePool, SlotPool, pages_for
 from service.engine.core.readback import Readback
-from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
+from service.engine.core.worker import UNNOTICED, MemoryRequirements, WorkerContext
 from service.engine.memory import state_bytes
 from service.graphs.runner import GraphRunner
 from service.link.config import ConfigurationError
-from service.link.messages import Abort, ChatRequest, ModelState, Outputs, PhaseTimes, TokenInfo
+from service.link.messages import Abort, ChatRequest, Control, ModelState, Outputs, PhaseTimes, Request, TokenInfo
 
 _MAX_IN_FLIGHT = 2
 """Launches in flight: one runs and the next is queued behind it, so that the GPU does not wait for Python."""

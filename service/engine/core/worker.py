@@ -21,16 +21,7 @@ from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 from service.link.config import EngineConfig
-from service.link.messages import (
-    Abort,
-    ChatRequest,
-    EncodeReference,
-    ModelState,
-    Outputs,
-    Pause,
-    SpeechAppend,
-    SpeechRequest,
-)
+from service.link.messages import Control, ModelState, Outputs, Request
 
 
 class StartPhases:
@@ -59,9 +50,6 @@ WARM_SEQUENCES = 32
 
 UNNOTICED = 0.1
 """Seconds by which a token, or audio that nobody listens to yet, may be late."""
-
-Request = ChatRequest | SpeechRequest | EncodeReference
-Control = SpeechAppend | Abort | Pause
 
 
 @dataclass(frozen=True)

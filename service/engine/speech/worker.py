@@ -19,7 +19,7 @@ from models.protocol import SpeechModel
 from service.engine.core.faults import LaunchError, launch_errors, launch_failure, queue_timeout
 from service.engine.core.pages import PagePool, pages_for
 from service.engine.core.readback import Readback, mark, seconds_between
-from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
+from service.engine.core.worker import UNNOTICED, MemoryRequirements, WorkerContext
 from service.engine.memory import peak_bytes
 from service.engine.speech.capacity import AdapterFiles
 from service.engine.speech.forecast import REPLAYED_PREFILLS, Forecast, Policy, SpeechCosts
@@ -34,12 +34,14 @@ from service.graphs.buckets import chosen_buckets, row_buckets
 from service.graphs.runner import GraphRunner
 from service.link.messages import (
     Abort,
+    Control,
     EncodeReference,
     Failed,
     ModelState,
     Outputs,
     Pause,
     ReferenceEncoded,
+    Request,
     SpeechAppend,
     SpeechRequest,
 )

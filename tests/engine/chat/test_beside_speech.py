@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from service.engine.arbiter import Arbiter
-from service.engine.core.worker import Control
+from service.link.messages import Control
 from service.engine.engine import FEW, GATHERING
 from service.link.messages import ModelState, Outputs
 from tests.engine.chat.test_pacing import DECODE, PATCH, TARGET, PacedEngine, alone, until

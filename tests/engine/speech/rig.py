@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from models.protocol import SpeechModel
-from service.engine.core.worker import Control, Request, WorkerContext
+from service.engine.core.worker import WorkerContext
+from service.link.messages import Control, Request
 from service.engine.speech.in_flight import Launch
 from service.engine.speech.runner import Outcome
 from service.engine.speech.worker import SpeechWorker

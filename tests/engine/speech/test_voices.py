@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.voxcpm2.model import VoxCPM2
-from service.engine.core.worker import Control, Request
+from service.link.messages import Control, Request
 from service.engine.speech.references import voice_pages
 from service.engine.speech.runner import make_copies
 from service.engine.speech.stream import PageCopy, Stream
