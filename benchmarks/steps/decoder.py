@@ -10,9 +10,8 @@ from models.interfaces.capturable import Bucket, Plan
 from models.layers.kv_cache import CacheSpec
 from models.protocol import Decoder
 from service.engine.chat.drafts import Drafting
-from service.engine.chat.inputs import STATE_BUFFERS
 from service.engine.chat.slot_state import IntColumn, SlotState, allocate_pending, allocate_states
-from service.engine.chat.steps import DecodeStep, LayersStep, PrefillStep, Sampling, VerifyStep
+from service.engine.chat.steps import STATE_BUFFERS, DecodeStep, LayersStep, PrefillStep, Sampling, VerifyStep
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 from service.link.sampling import FloatColumn

@@ -15,9 +15,9 @@ from models.interfaces.capturable import Bucket, Capturable, Plan
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Decoder
 from service.engine.chat.drafts import MAX_ROWS, Drafting
-from service.engine.chat.inputs import STATE_BUFFERS
 from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import (
+    STATE_BUFFERS,
     DecodeStep,
     GuidedLayersStep,
     GuidedSampleStep,
@@ -208,7 +208,7 @@ class ChatGraphs:
     # Eager runs
 
     def eager_chunks(self, hidden: Tensor, sent: Mapping[str, Tensor]) -> Tensor:
-        """An eager pass over chunks -> hidden [n, hidden_size]. sent: service.engine.chat.inputs.chunk_arrays."""
+        """An eager pass over chunks -> hidden [n, hidden_size]. sent: service.engine.chat.runner.chunk_arrays."""
         batch = PagedBatch(
             self.caches,
             self.sizes.page_size,

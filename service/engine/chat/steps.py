@@ -21,9 +21,11 @@ from models.layers.kv_cache import STATE_INTERVAL, PagedBatch, StateRows
 from models.layers.op import op
 from models.protocol import Decoder
 from service.engine.chat.drafts import MAX_ROWS, Drafting, accept, drafted_state, look_up
-from service.engine.chat.inputs import STATE_BUFFERS
 from service.engine.chat.sampler import apply_penalties_and_filters, choose, corrupt_rows, mask_logits
 from service.engine.chat.slot_state import IntColumn, SlotState
+
+STATE_BUFFERS = ("state_read", "state_write", "snapshot_rows", "snapshot_ends")
+"""Buffers of chunks of models with recurrent state, each int64 [sequences]."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,10 +24,9 @@ from service.engine.memory import peak_bytes
 from service.engine.speech.capacity import AdapterFiles
 from service.engine.speech.forecast import REPLAYED_PREFILLS, Forecast, Policy, SpeechCosts
 from service.engine.speech.in_flight import InFlight, Launch, Timing
-from service.engine.speech.inputs import slot_state
 from service.engine.speech.references import ReferenceQueue
 from service.engine.speech.requests import SpeechRequests
-from service.engine.speech.runner import SpeechRunner
+from service.engine.speech.runner import SpeechRunner, slot_state
 from service.engine.speech.scheduler import BackgroundShare, SpeechScheduler, Step
 from service.engine.speech.stream import Phase
 from service.graphs.buckets import chosen_buckets, row_buckets

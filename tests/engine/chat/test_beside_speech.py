@@ -6,9 +6,8 @@ from itertools import pairwise
 from typing import Any
 
 from service.engine.arbiter import Arbiter
-from service.link.messages import Control
 from service.engine.engine import FEW, GATHERING
-from service.link.messages import ModelState, Outputs
+from service.link.messages import Control, ModelState, Outputs
 from tests.engine.chat.test_pacing import DECODE, PATCH, TARGET, PacedEngine, alone, until
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.tiny_chat import tiny_item, tiny_prompt

@@ -13,14 +13,13 @@ import torch
 
 from models.protocol import SpeechModel
 from service.engine.core.worker import WorkerContext
-from service.link.messages import Control, Request
 from service.engine.speech.in_flight import Launch
 from service.engine.speech.runner import Outcome
 from service.engine.speech.worker import SpeechWorker
 from service.graphs.observations import Observation, Observations
 from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig, ModelConfig
-from service.link.messages import Failed, ReferenceEncoded, SpeechDelta, SpeechRequest
+from service.link.messages import Control, Failed, ReferenceEncoded, Request, SpeechDelta, SpeechRequest
 from tests.models.voxcpm2 import golden
 
 HIDDEN, AUDIO = 1e-4, 2e-4

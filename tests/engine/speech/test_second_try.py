@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from models.voxcpm2.model import VoxCPM2
+from service.engine.speech import runner as speech_runner
 from service.engine.speech.runner import make_copies
 from service.engine.speech.stream import PageCopy
 from tests.engine.speech.rig import Heard, WorkerRig, same
@@ -55,8 +56,8 @@ def test_a_prefill_that_runs_out_of_memory_twice_fails_alone(
             raise torch.OutOfMemoryError(MESSAGE)
         return run(*args)
 
-    run, tries = rig.worker._runner._run_prompts, list[Any]()
-    monkeypatch.setattr(rig.worker._runner, "_run_prompts", failing)
+    run, tries = speech_runner.prompt_arrays, list[Any]()
+    monkeypatch.setattr(speech_runner, "prompt_arrays", failing)
     heard = rig.run({0: [spoken(0, 3, 2)], 3: [request("bad")]})
     assert heard["bad"].failed is not None and heard["bad"].failed.code == "out_of_memory" and len(tries) == 2
     same(heard["0"], alone[0, 3, 2])
