@@ -72,7 +72,7 @@ def test_counters_of_hosted_models_begin_at_zero() -> None:
 
 def test_the_heartbeat_sets_the_gauges_that_routers_scrape() -> None:
     metrics = Metrics()
-    metrics.observe_state(EngineState("ready", "", (ModelState("m", 2, 3, 2, 100, 25, 10, 7),), 4096))
+    metrics.observe_state(EngineState("ready", "", (ModelState("m", 2, 3, 100, 25, 10, 7),), 4096))
     text = metrics.exposition().decode()
     for line in (
         *('requests_running{model="m"} 2.0', 'requests_waiting{model="m"} 3.0', 'kv_cache_usage_ratio{model="m"} 0.25'),
@@ -91,7 +91,7 @@ def test_labels_are_of_low_cardinality() -> None:
 
 def test_the_device_is_named_and_what_ended_holds_nothing() -> None:
     metrics = Metrics()
-    state = EngineState("ready", "", (ModelState("m", 2, 3, 2, 100, 25, 10, 7),), 4096, {"tensors": 9}, "a GPU")
+    state = EngineState("ready", "", (ModelState("m", 2, 3, 100, 25, 10, 7),), 4096, {"tensors": 9}, "a GPU")
     metrics.observe_state(state)
     assert 'reprise_engine_info{device="a GPU"} 1.0' in metrics.exposition().decode()
     metrics.observe_end(state)
@@ -210,7 +210,7 @@ def test_the_page_has_each_engine_once() -> None:
     api, engines = Metrics({"a": "chat"}), [Metrics({"a": "chat"}) for _ in range(2)]
     api.observe("requests_total", model="a", endpoint="chat", status="200", outcome="ok")
     for running, metrics in enumerate(engines, 1):
-        metrics.observe_state(EngineState("ready", "", (ModelState("a", running, 0, running, 10, 5, 0),), 0))
+        metrics.observe_state(EngineState("ready", "", (ModelState("a", running, 0, 10, 5, 0),), 0))
         metrics.observe("preemptions_total", running, model="a")
     parts = [labelled(metrics.registry, index) for index, metrics in enumerate(engines)]
     page = text(merged([without_engines(families(api.registry)), *parts])).decode().splitlines()

@@ -257,8 +257,8 @@ class ModelState(Struct, frozen=True):
 
     model: str
     running: int
+    """Those that have a slot."""
     waiting: int
-    slots_used: int
     pages_total: int
     pages_used: int
     """Without `pages_cached`."""

@@ -430,7 +430,6 @@ class ChatWorker:
             self.name,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            slots_used=scheduler.slots.num_used,
             pages_total=self._pages.num_pages - 1,
             pages_used=self._pages.num_used,
             pages_cached=self._pages.num_cached,

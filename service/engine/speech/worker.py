@@ -339,7 +339,6 @@ class SpeechWorker:
             model=self.name,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            slots_used=len(scheduler.running),
             pages_total=self._pages.num_pages - 1,
             pages_used=self._pages.num_used,
             pages_cached=self._pages.num_cached,

@@ -62,7 +62,7 @@ class EndlessSpeech:
         return Outputs()
 
     def state(self) -> ModelState:
-        return ModelState("speech", running=1, waiting=0, slots_used=1, pages_total=1, pages_used=1, pages_cached=0)
+        return ModelState("speech", running=1, waiting=0, pages_total=1, pages_used=1, pages_cached=0)
 
     def fail_timed_out(self, now: float) -> None: ...
 
