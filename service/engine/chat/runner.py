@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -265,9 +265,6 @@ class ChatRunner:
         num_bytes = graphs.state.num_bytes + graphs.held_hidden.nbytes
         num_bytes += state_rows * row_bytes(self._decoder.state_specs())
         return MemoryRequirements(max(peak_bytes(run, device) for run in graphs.largest_runs()), num_bytes)
-
-    def warm_up(self) -> Iterator[None]:
-        return self.graphs.warm_up()
 
     @property
     def prefill_sizes(self) -> tuple[int, ...]:

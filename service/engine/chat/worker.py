@@ -121,7 +121,7 @@ class ChatWorker:
             self._runner.calibrate(self._pacing, self._vision.runner)
 
     def warm_up(self) -> Iterator[None]:
-        return chain(self._runner.warm_up(), self._vision.warm_up())
+        return chain(self._runner.graphs.warm_up(), self._vision.warm_up())
 
     # Commands
 

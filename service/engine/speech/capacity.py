@@ -19,7 +19,7 @@ from models.checkpoints.lora_folders import adapter_folders
 from models.layers.adapters import LoraBank, LoraLayout
 from models.protocol import SpeechModel
 from service.engine.core.pages import PagePool, SlotPool, pages_for
-from service.engine.speech.stream import PageCopy, Phase, PrefillChunk, Stream
+from service.engine.speech.stream import PageCopy, Phase, Stream
 from service.link.config import EngineConfig
 
 
@@ -143,14 +143,6 @@ class Room:
         source = stream.pages.pop()
         self.pages.release([source])
         return source
-
-    def index_voice(self, chunk: PrefillChunk) -> None:
-        """Lets other streams share what a launched chunk adds to the pages of its voice."""
-        end = 0
-        for page, shared in zip(chunk.stream.pages, chunk.stream.voice, strict=False):
-            end += shared.positions
-            if chunk.start < end <= chunk.start + chunk.length:
-                self.pages.index(page, shared.digest)
 
     def reserve(self, stream: Stream, positions: int) -> bool:
         """Pages for a longer segment that was appended. False when there is no room. An idle stream for which there is

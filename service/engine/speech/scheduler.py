@@ -163,14 +163,11 @@ class SpeechScheduler:
         return self.forecast.with_prompt(prompts, stream)
 
     def _first_audio(self, stream: Stream, prompts: Prompts, now: float) -> float:
-        """Seconds from now to the first audio of a live stream submitted now, the last of `prompts`."""
+        """Seconds from now to the first audio of a live stream submitted now, the last of `prompts`. It waits for a
+        slot and pages after the live streams that wait."""
         delay = self.forecast.first_audio(stream.solver_steps, prompts, len(self.room.speaking), self.load(now))
-        return delay + self._wait_for_room(stream)
-
-    def _wait_for_room(self, stream: Stream) -> float:
-        """Seconds until a slot and pages are expected to be free for this stream, after the live streams that wait."""
         slots, pages = self.room.missing([*(other for other in self._waiting if other.live), stream])
-        return self.forecast.wait_for_room(self.room.speaking, slots, pages)
+        return delay + self.forecast.wait_for_room(self.room.speaking, slots, pages)
 
     # The next step
 
@@ -238,9 +235,14 @@ class SpeechScheduler:
                 stream.phase = Phase.LAUNCHED
 
     def index_voice_pages(self, step: Step) -> None:
-        """After `launch`, when the step is on the GPU: later steps may read the keys that it computes."""
+        """After `launch`, when the step is on the GPU: later steps may read the keys that it computes, and other
+        streams share what its chunks add to the pages of their voices."""
         for chunk in step.prefills:
-            self.room.index_voice(chunk)
+            end = 0
+            for page, shared in zip(chunk.stream.pages, chunk.stream.voice, strict=False):
+                end += shared.positions
+                if chunk.start < end <= chunk.start + chunk.length:
+                    self.room.pages.index(page, shared.digest)
 
     def _candidates(self, start: float, slacks: dict[Stream, float], *, background: bool = False) -> list[Stream]:
         """Streams with prompt positions to compute, most urgent first.
