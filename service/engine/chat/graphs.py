@@ -4,7 +4,7 @@ readiness, and the runs that need no request. These measure memory and costs, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -19,7 +19,6 @@ from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import (
     STATE_BUFFERS,
     DecodeStep,
-    GuidedLayersStep,
     GuidedSampleStep,
     LayersStep,
     PrefillStep,
@@ -142,7 +141,7 @@ class ChatGraphs:
         self.decode = by_sampling("decode", partial(DecodeStep, layers), decode_buckets)
         self.verify = by_sampling("verify", partial(VerifyStep, layers), verify_buckets)
         self.sample = by_sampling("sample", lambda s: SampleStep(s, dtype), sample_buckets)
-        self.layers = self._runner("guided_layers", GuidedLayersStep(layers, held), decode_buckets, [], guided=True)
+        self.layers = self._runner("guided_layers", replace(layers, held_hidden=held), decode_buckets, [], guided=True)
         self.guided_sample = by_sampling(
             "guided_sample", lambda s: GuidedSampleStep(state, s, held), sample_buckets, guided=True
         )

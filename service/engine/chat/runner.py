@@ -187,7 +187,7 @@ StepKind = Literal["decode", "verify", "prefill"]
 @dataclass(frozen=True, eq=False)
 class PendingSampling:
     """The sampling of a held step, which waits for the masks of its rows. Until it is launched, no other step of the
-    model may be, since that would overwrite the hidden states (GuidedLayersStep). An encoder pass may be launched: its
+    model may be, since that would overwrite the hidden states (LayersStep). An encoder pass may be launched: its
     graphs have their own outputs, and it touches no slot state."""
 
     slots: np.ndarray

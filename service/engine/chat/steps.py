@@ -153,12 +153,17 @@ def state_rows(slots: Tensor, state: SlotState) -> StateRows | None:
 @dataclass(frozen=True, eq=False)
 class LayersStep:
     """The first half of a decode step: the decoder's layers over every slot's token. Bucket: rows, pages (of the
-    longest sequence). Output: hidden [rows, hidden_size]."""
+    longest sequence). Output: hidden [rows, hidden_size].
+
+    With guided rows the hidden states stay in `held_hidden` [rows of the largest bucket, hidden_size] for the sampling,
+    which is launched later, so there are no outputs to copy.
+    """
 
     decoder: Decoder
     state: SlotState
     caches: Sequence[Mapping[str, Tensor]]
     page_size: int
+    held_hidden: Tensor | None = None
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         return {"slots": BufferSpec((bucket["rows"],), torch.int64)}
@@ -171,23 +176,10 @@ class LayersStep:
         states = state_rows(slots, self.state)
         batch = PagedBatch(self.caches, self.page_size, slot_mapping, slots.shape[0], tables, seq_lens, states=states)
         positions = positions[None].expand(self.decoder.position_axes, -1)
-        return {"hidden": self.decoder.forward(self.decoder.embed(tokens), positions, batch)}
-
-
-@dataclass(frozen=True, eq=False)
-class GuidedLayersStep:
-    """The layers of a batch with guided decode rows. The hidden states stay in `held_hidden` [rows of the largest
-    bucket, hidden_size] for the sampling, which is launched later, so there are no outputs to copy. Bucket: as
-    LayersStep."""
-
-    layers: LayersStep
-    held_hidden: Tensor
-
-    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        return self.layers.buffer_specs(bucket)
-
-    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        self.held_hidden[: bucket["rows"]] = self.layers.forward(buffers, bucket)["hidden"]
+        hidden = self.decoder.forward(self.decoder.embed(tokens), positions, batch)
+        if self.held_hidden is None:
+            return {"hidden": hidden}
+        self.held_hidden[: bucket["rows"]] = hidden
         return {}
 
 
