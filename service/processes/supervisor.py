@@ -22,7 +22,6 @@ from service.api.engines.engines import Engines
 from service.api.engines.request_stream import EngineError
 from service.api.engines.shared_usage import UsageTable
 from service.hub.catalog import Catalog
-from service.link.config import EngineConfig
 from service.link.engine_link import START_TIMEOUT, EngineStarts
 from service.link.messages import Command, Detach
 from service.metrics.metrics import Metrics
@@ -74,7 +73,8 @@ class EngineProcesses:
             for index, each in enumerate(starts)
         ]
         for index, client in enumerate(self._clients):
-            client.name = "engine" if alone else _name(index, starts[index].config)
+            gpu = starts[index].config.gpu
+            client.name = "engine" if alone else f"engine {index} on GPU {gpu}" if gpu else f"engine {index}"
             client.on_state = partial(log_phase, name=client.name)
         self.life = Engines(self._clients, metrics)
         """Starts and stops them."""
@@ -102,10 +102,6 @@ class EngineProcesses:
 
     def _tell(self, index: int, address: str | None) -> None:
         self._announce(EngineNews(index, address, self._clients[index].restarts))
-
-
-def _name(index: int, config: EngineConfig) -> str:
-    return f"engine {index} on GPU {config.gpu}" if config.gpu else f"engine {index}"
 
 
 COLLECT_SECONDS = 2.0

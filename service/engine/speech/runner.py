@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -28,7 +28,6 @@ from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS, WorkerContex
 from service.engine.speech.capacity import AdapterFiles
 from service.engine.speech.forecast import Kind, SpeechCosts, eager_cost_key, replayed_cost_key
 from service.engine.speech.graphs import SpeechGraphs, make_runner
-from service.engine.speech.in_flight import Launch, Timing
 from service.engine.speech.sequence import SpeechSequence
 from service.engine.speech.stream import PrefillChunk, PrefillSize, Stream
 from service.graphs.buckets import powers_of_two
@@ -195,6 +194,37 @@ def prefill_plan(arrays: Mapping[str, np.ndarray], slots: np.ndarray, required: 
     buffers["cu_seqlens"], buffers["seq_lens"] = buffers.pop("cu_seqlens_q"), np.diff(buffers.pop("cu_seqlens_k"))
     buffers.pop("context_slots", None)
     return Plan(buffers, required, fills={"patch_index": -1, "cu_seqlens": required["tokens"], "lora_slots": -1})
+
+
+@dataclass(frozen=True, eq=False)
+class Timing:
+    """A timed part of a launch, under the key of its cost, with marks at begin and end."""
+
+    kind: Kind
+    solver_steps: int
+    size: int
+    start: Mark
+    end: Mark
+
+
+@dataclass(eq=False)
+class Launch:
+    """A step, or the encoding of a piece of reference audio, whose results have not been read."""
+
+    rows: list[tuple[SpeechSequence, int]]
+    """Sequence and segment of every row, in the order of the copied arrays."""
+    readback: Readback
+    kind: str
+    route: str
+    timings: list[Timing] = field(default_factory=list)
+    launched_at: float = 0.0
+    """On the worker's clock, as InFlight.add was told."""
+    predicted: float = 0.0
+    """Seconds that it was predicted to take, as InFlight.add was told."""
+    prompts: Sequence[SpeechSequence] = ()
+    """Sequences of which it computes a part of the prompt, or all of it without a first patch: those have no row."""
+    reference_id: str | None = None
+    """The EncodeReference request that this launch completes."""
 
 
 @dataclass(frozen=True, eq=False)

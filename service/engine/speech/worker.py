@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -23,10 +24,9 @@ from service.engine.core.worker import UNNOTICED, MemoryRequirements, WorkerCont
 from service.engine.memory import peak_bytes
 from service.engine.speech.capacity import AdapterFiles
 from service.engine.speech.forecast import REPLAYED_PREFILLS, Forecast, Policy, SpeechCosts
-from service.engine.speech.in_flight import InFlight, Launch, Timing
 from service.engine.speech.references import ReferenceQueue
 from service.engine.speech.requests import SpeechRequests
-from service.engine.speech.runner import SpeechRunner, slot_state
+from service.engine.speech.runner import Launch, SpeechRunner, Timing, slot_state
 from service.engine.speech.scheduler import BackgroundShare, SpeechScheduler, Step
 from service.engine.speech.stream import Phase
 from service.graphs.buckets import chosen_buckets, row_buckets
@@ -56,6 +56,78 @@ POLL = 0.0003
 """Seconds between two looks whether results have arrived or the next step must be chosen."""
 _CPU_ROWS = 8
 """Number of streams in a step on a CPU, where more gain nothing and would only make the start longer."""
+
+
+MAX_IN_FLIGHT = 2
+"""Launches with results that may be in flight. One without may be beside them: a prefill whose first patches are rows
+of the next step."""
+LEAD = 0.004
+"""The next step is chosen this many seconds before the running one ends, so that it includes late arrivals."""
+_READ_WEIGHT = 0.1
+"""Weight of a measurement in the running mean of a row's seconds."""
+
+
+class InFlight:
+    """Launches in order. While a step's results are read, nothing is launched: with many rows that takes longer than a
+    prefill, so a step behind one is chosen before them."""
+
+    def __init__(self, clock: Callable[[], float], *, on_gpu: bool) -> None:
+        self._clock = clock
+        self._on_gpu = on_gpu
+        self._launches: deque[Launch] = deque()
+        self.free_at = -math.inf
+        """When the GPU is predicted to be free for the next step."""
+        self._reading: tuple[float, int] | None = None
+        """When results were last begun to be read, and of how many rows."""
+        self._row_seconds = 0.0
+        """Running mean of what a row's results take to be read and sent."""
+
+    def __len__(self) -> int:
+        return len(self._launches)
+
+    @property
+    def oldest(self) -> Launch:
+        return self._launches[0]
+
+    @property
+    def has_room(self) -> bool:
+        return len(self) <= MAX_IN_FLIGHT and sum(bool(launch.rows) for launch in self._launches) < MAX_IN_FLIGHT
+
+    def backlog(self, now: float) -> float:
+        """Seconds of work that the GPU has."""
+        return max(0.0, self.free_at - now) if self._launches else 0.0
+
+    def near_end(self, now: float) -> bool:
+        """Whether the GPU needs the next step soon."""
+        return not (self._launches and self._on_gpu and self.backlog(now) > self._lead)
+
+    @property
+    def _lead(self) -> float:
+        return LEAD + (self._row_seconds * len(self.oldest.rows) if len(self) > 1 else 0.0)
+
+    def add(self, launch: Launch, now: float, predicted: float) -> None:
+        """Adds what was launched now, and is predicted to take this many seconds."""
+        launch.launched_at, launch.predicted = now, predicted
+        self._launches.append(launch)
+        self.free_at = max(now, self.free_at) + predicted if self._on_gpu else self._clock()
+
+    def pop(self, now: float) -> Launch | None:
+        """The oldest launch, no longer in flight, if its results have arrived."""
+        if not (self._launches and self.oldest.readback.ready()):
+            return None
+        launch = self._launches.popleft()
+        if launch.rows:
+            self._reading = now, len(launch.rows)
+        self.free_at = min(self.free_at, now + sum(other.predicted for other in self._launches))
+        return launch
+
+    def note_read(self, now: float) -> None:
+        """Records that what `pop` returned has been read and sent."""
+        if self._reading is None:
+            return
+        began, rows = self._reading
+        self._row_seconds += _READ_WEIGHT * ((now - began) / rows - self._row_seconds)
+        self._reading = None
 
 
 class SpeechWorker:

@@ -13,8 +13,7 @@ import torch
 
 from models.protocol import SpeechModel
 from service.engine.core.worker import WorkerContext
-from service.engine.speech.in_flight import Launch
-from service.engine.speech.runner import Outcome
+from service.engine.speech.runner import Launch, Outcome
 from service.engine.speech.worker import SpeechWorker
 from service.graphs.observations import Observation, Observations
 from service.graphs.pool import GraphPool
