@@ -38,7 +38,7 @@ from service.engine.core.worker import UNNOTICED, MemoryRequirements, WorkerCont
 from service.engine.memory import state_bytes
 from service.graphs.runner import GraphRunner
 from service.link.config import ConfigurationError
-from service.link.messages import Abort, ChatRequest, Control, ModelState, Outputs, PhaseTimes, Request, TokenInfo
+from service.link.messages import Abort, ChatRequest, Control, ModelState, Outputs, Request, TokenInfo
 
 _MAX_IN_FLIGHT = 2
 """Launches in flight: one runs and the next is queued behind it, so that the GPU does not wait for Python."""
@@ -488,7 +488,9 @@ class ChatWorker:
                 sequence.num_stated = sequence.num_tokens - 1
             new = tuple(tokens[row : row + count])
             generated = sequence.generated
-            times = self._first_times(sequence, now) if launch.chunks and not generated else None
+            times = sequence.stats.times(now) if launch.chunks and not generated else None
+            if times is not None:
+                self._observations.observe("prefill_duration_seconds", now - times.scheduled, model=self.name)
             generated.extend(new)
             infos: tuple[TokenInfo, ...] = ()
             if with_logprobs:
@@ -512,12 +514,6 @@ class ChatWorker:
             self._requests.finish(sequence)
         if launch.drafts:
             self._scheduler.rows.leave()
-
-    def _first_times(self, sequence: ChatSequence, now: float) -> PhaseTimes:
-        times = sequence.stats.times(now)
-        assert times is not None
-        self._observations.observe("prefill_duration_seconds", now - times.scheduled, model=self.name)
-        return times
 
     def _settle(self, sequence: ChatSequence, drafts: int, count: int, stops: list[int]) -> None:
         """Counts the drafts of a row that brought `count` tokens, beside one that stopped it. stops [1 + drafts]: as of

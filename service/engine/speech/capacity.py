@@ -90,8 +90,8 @@ class Room:
         return self._slots.num_free + len(idle), self.pages.num_available + freed
 
     def make_room(self, slots: int, pages: int) -> bool:
-        """Whether so many slots and pages are free, perhaps after idle streams were preempted. None is in vain, where
-        those who speak hold too much."""
+        """Whether so many slots and pages are free, perhaps after idle streams were preempted, those that have been
+        idle longest first. None is in vain, where those who speak hold too much."""
 
         def enough() -> bool:
             return self._slots.num_free >= slots and self.pages.num_available >= pages
@@ -99,15 +99,11 @@ class Room:
         if enough():
             return True
         most_slots, most_pages = self._most()
-        return slots <= most_slots and pages <= most_pages and self._preempt(enough)
-
-    def _preempt(self, enough: Callable[[], bool]) -> bool:
-        """Those that have been idle longest go first."""
-        while not enough():
-            if not (idle := self._idle):
-                return False
+        if slots > most_slots or pages > most_pages:
+            return False
+        while not enough() and (idle := self._idle):
             self._take_room(min(idle, key=lambda one: one.last_launch))
-        return True
+        return enough()
 
     def _take_room(self, stream: Stream) -> None:
         self.release(stream)

@@ -262,7 +262,7 @@ class MaskServer:
         match request:
             case Build(guide, grammar, slow):
                 builder = self._builders[slow and grammar not in self._kept]
-                self._matchers[guide] = self._submit(builder, guide, grammar)
+                self._matchers[guide] = builder.submit(self._build, guide, grammar)
                 if '"json_schema"' in grammar or "%json" in grammar:
                     self._digits[guide] = 0
             case Forget(guide):
@@ -278,24 +278,21 @@ class MaskServer:
                     verdicts = dict.fromkeys(range(len(rows)), BROKEN)
                 self._send(Computed(verdicts, time.perf_counter() - began))
 
-    def _submit(self, builder: ThreadPoolExecutor, guide: int, grammar: str) -> Future[llguidance.LLMatcher]:
-        def build() -> llguidance.LLMatcher:
-            problem = "it cannot be built for this model's vocabulary"
-            try:
-                matcher = self._build(grammar)
-                problem = ""
-                return matcher
-            except ValueError:
-                raise  # build_matcher has logged it.
-            except Exception:
-                log.exception("a grammar cannot be built")
-                raise
-            finally:
-                self._send(Built(guide, problem))
+    def _build(self, guide: int, grammar: str) -> llguidance.LLMatcher:
+        problem = "it cannot be built for this model's vocabulary"
+        try:
+            matcher = self._matcher_of(grammar)
+            problem = ""
+            return matcher
+        except ValueError:
+            raise  # build_matcher has logged it.
+        except Exception:
+            log.exception("a grammar cannot be built")
+            raise
+        finally:
+            self._send(Built(guide, problem))
 
-        return builder.submit(build)
-
-    def _build(self, grammar: str) -> llguidance.LLMatcher:
+    def _matcher_of(self, grammar: str) -> llguidance.LLMatcher:
         with self._keeping:
             kept = self._kept.get(grammar)
         if kept is None:
