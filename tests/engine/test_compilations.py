@@ -23,7 +23,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from torch import Tensor
 
-from service.engine.precompile import Compilations, ZeroAllocations, precompile, stamp_file
+from service.engine.start import Compilations, ZeroAllocations, precompile, stamp_file
 from service.graphs.observations import Observations
 from service.link.config import EngineConfig, ModelConfig, Quantization
 from tests.engine.speech.rig import WorkerRig
