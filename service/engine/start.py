@@ -35,7 +35,7 @@ from models.interfaces import cpus
 from models.layers.kernels.gpu import LEAST_CAPABILITY, current_gpu
 from service.engine.core.worker import ModelWorker, StartPhases, WorkerContext
 from service.engine.engine import Engine
-from service.engine.memory import device_name, device_room, plan_pages, process_age, total_memory, with_gpu_bytes
+from service.engine.memory import device_name, device_room, plan_pages, process_age, total_memory
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool, claim_workspace
 from service.link.config import Channel, ConfigurationError, EngineConfig, ModelConfig
@@ -73,7 +73,7 @@ def serve(config: EngineConfig, channel: Channel) -> None:
 
 def build_engine(config: EngineConfig, channel: Channel, device: torch.device, observations: Observations) -> Engine:
     """Loads the models and divides the memory among them. Call it on the engine's stream, in inference mode."""
-    config = with_gpu_bytes(config, total_memory(device))
+    config = msgspec.structs.replace(config, gpu_bytes=total_memory(device))
     claim_workspace(device)
     pool = GraphPool(device, config.graph_bytes)
     phases = StartPhases(observations)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.engine.core.worker import MemoryRequirements, ModelWorker
-from service.engine.memory import MemoryPlanError, Reserved, Room, plan_pages, reserve, split_pages, with_gpu_bytes
+from service.engine.memory import MemoryPlanError, Reserved, Room, plan_pages, reserve, split_pages
 from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig, ModelConfig
 
@@ -66,16 +66,16 @@ def room(used: int, total: int) -> Callable[[], Room]:
     [(None, 4 * GIB, GIB), (80 * GIB, 4 * GIB, GIB), (24 * GIB, 3 * GIB, 3 * GIB // 4), (8 * GIB, GIB, GIB // 4)],
 )
 def test_small_gpus_keep_less_for_graphs_and_pictures(total: int | None, graphs: int, embeddings: int) -> None:
-    found = with_gpu_bytes(config("a"), total)
+    found = config("a", gpu_bytes=total)
     assert (found.graph_bytes, found.encoder_cache_bytes) == (graphs, embeddings)
-    told = with_gpu_bytes(config("a", graph_memory=5 * GIB, encoder_cache=2 * GIB), total)
+    told = config("a", graph_memory=5 * GIB, encoder_cache=2 * GIB, gpu_bytes=total)
     assert (told.graph_bytes, told.encoder_cache_bytes) == (5 * GIB, 2 * GIB)
 
 
 @pytest.mark.parametrize(("total", "slots"), [(None, 64), (24 * GIB, 64), (40 * 10**9, 128), (80 * GIB, 128)])
 def test_a_large_gpu_has_more_request_slots_unless_told(total: int | None, slots: int) -> None:
-    assert with_gpu_bytes(config("a"), total).slots == slots
-    assert with_gpu_bytes(config("a", max_running=7), total).slots == 7
+    assert config("a", gpu_bytes=total).slots == slots
+    assert config("a", max_running=7, gpu_bytes=total).slots == 7
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_large_gpu_has_more_request_slots_unless_told(total: int | None, slots
     ],
 )
 def test_graphs_leave_room_for_pages(used: int, settings: dict[str, Any], graphs: float, pages: int) -> None:
-    given = with_gpu_bytes(config("a", memory_share=0.875, **settings), 24 * GIB)
+    given = config("a", memory_share=0.875, **settings, gpu_bytes=24 * GIB)
     made, pool = workers(FakeWorker("a", GIB, min_pages=2)), GraphPool(torch.device("cpu"), given.graph_bytes)
     found = reserve(given, made, room(used * GIB, 24 * GIB))
     assert found is not None and found.graphs == graphs * GIB
@@ -116,7 +116,7 @@ def test_graphs_leave_room_for_pages(used: int, settings: dict[str, Any], graphs
 )
 def test_the_largest_graph_finds_room_if_usable_pages_are_left(left: int, largest: int, graphs: int) -> None:
     mib = 1 << 20
-    given = with_gpu_bytes(config("a", memory_share=1.0), 24 * GIB)
+    given = config("a", memory_share=1.0, gpu_bytes=24 * GIB)
     required = MemoryRequirements(workspace=largest * mib)
     made = workers(FakeWorker("a", mib // 2, min_pages=33, required=required))
     found = reserve(given, made, room(24 * GIB - (left + largest) * mib, 24 * GIB))

@@ -117,7 +117,9 @@ class ChatGraphs:
         self.held_hidden = held = torch.zeros((config.slots, decoder.hidden_size), dtype=dtype, device=context.device)
         rows = chosen_buckets(config.decode_buckets, config.slots) or row_buckets(config.slots)
         sample_buckets: list[Bucket] = [{"rows": count} for count in rows]
-        decode_buckets = self._decode_buckets(rows)
+        on_cpu, most = context.device.type == "cpu", sizes.max_pages
+        widths = sorted({min(width, most) for width in _CPU_PAGES}) if on_cpu else [most]
+        decode_buckets: list[Bucket] = [{"rows": count, "pages": pages} for count in rows for pages in widths]
         layers = LayersStep(decoder, state, caches, sizes.page_size)
         drafting = None
         if decoder.drafter is not None:
@@ -145,7 +147,7 @@ class ChatGraphs:
         self.guided_sample = by_sampling(
             "guided_sample", lambda s: GuidedSampleStep(state, s, held), sample_buckets, guided=True
         )
-        budget, device = config.max_step_tokens, "cpu" if context.device.type == "cpu" else "cuda"
+        budget, device = config.max_step_tokens, "cpu" if on_cpu else "cuda"
         fresh = token_buckets(PREFILL_TOKENS[device], budget)
         cached = token_buckets(CACHED_PREFILL_TOKENS[device], budget, whole=device == "cuda")
         rooms = {size: min(config.slots, max(PREFILL_SEQUENCES, size // _TOKENS_PER_SEQUENCE)) for size in cached}
@@ -171,13 +173,6 @@ class ChatGraphs:
         step = PrefillStep(self.decoder, self.state, self.caches, page_size, dtype, cached)
         bucket_list, before_ready = chunk_buckets(sequences, self.decoder.feature_levels)
         return self._runner("cached_prefill" if cached else "prefill", step, bucket_list, before_ready)
-
-    def _decode_buckets(self, rows: list[int]) -> list[Bucket]:
-        """Every number of rows, with each width of block tables."""
-        on_cpu = self.context.device.type == "cpu"
-        most = self.sizes.max_pages
-        widths = sorted({min(width, most) for width in _CPU_PAGES}) if on_cpu else [most]
-        return [{"rows": count, "pages": pages} for count in rows for pages in widths]
 
     def _runner(
         self,

@@ -163,7 +163,7 @@ class Forecast:
     ) -> None:
         self.costs = costs
         self.buckets = policy.buckets
-        self._captured = captured
+        self.captured = captured
         self._policy = policy
         self._codec_beside = codec_beside
         self._used_of_cap = 0.5
@@ -195,16 +195,10 @@ class Forecast:
         """Seconds until the audio of such a pass; rarely exceeded."""
         return sum(self._pass(size, self.costs.bound))
 
-    def captured_bucket(self, size: PrefillSize) -> Bucket | None:
-        """Bucket of the captured graph that would replay a pass over chunks."""
-        return self._captured(size.required)
-
     def replayable(self, stream: Stream) -> bool:
         """Whether the rest of a prompt in a pass of its own would be replayed."""
         rest = PrefillChunk.next(stream, stream.prompt_left)
-        return (
-            rest.length <= self._policy.prefill_tokens and self._captured(PrefillSize.of([rest]).required) is not None
-        )
+        return rest.length <= self._policy.prefill_tokens and self.captured(PrefillSize.of([rest]).required) is not None
 
     def joins(self, size: PrefillSize, chunk: PrefillChunk) -> bool:
         """Whether one pass over all of them costs less than two, which it does not if `chunk` makes a replayed pass an
@@ -233,7 +227,7 @@ class Forecast:
 
     def _pass(self, size: PrefillSize, cost: Callable[[Kind, int, int], float]) -> tuple[float, float]:
         """Seconds of a pass and its tails, and of the codec step behind it."""
-        capture = self.captured_bucket(size)
+        capture = self.captured(size.required)
         kind, length = eager_cost_key(size.tokens) if capture is None else replayed_cost_key(capture)
         tails = (cost("tail", solver_steps, self._bucket(rows)) for solver_steps, rows in size.emitting.items())
         return cost(kind, 0, length) + sum(tails), cost("vae", 0, self._bucket(sum(size.emitting.values())))
@@ -277,7 +271,7 @@ class Forecast:
     def with_prompt(self, prompts: Prompts, stream: Stream) -> Prompts:
         """The prompts and, behind them, what is left of a stream's."""
         last = prompts.last.with_chunk(PrefillChunk.next(stream, stream.prompt_left))
-        captured = self.captured_bucket(last) is not None
+        captured = self.captured(last.required) is not None
         if prompts.last.sequences and (
             last.tokens > self._policy.prefill_tokens or (prompts.captured and not captured)
         ):

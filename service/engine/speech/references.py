@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from models.protocol import SpeechModel
-from service.engine.speech.stream import VoicePage
 from service.link.messages import EncodeReference
-
-# The prefix cache of speech: pages with the keys of a voice's reference, which the streams of that voice share.
-#
-# A prompt begins with its reference, so the keys at its front depend on the reference alone. The last page of a
-# reference goes on with the text of its stream: other streams get a copy of it. Pages stay in the cache until they are
-# needed.
-
-
-def voice_pages(token_ids: np.ndarray, reference: np.ndarray, adapter: str, page_size: int) -> tuple[VoicePage, ...]:
-    """The leading pages of a prompt, as far as they hold the token that begins a reference, and its patches: what all
-    segments of a stream have at their front.
-
-    token_ids int64 [n]: the prompt; reference float32 [patches, frames, channels], at positions 1 and later. adapter:
-    its name, since it changes keys; "" for none.
-    """
-    if not len(reference):
-        return ()
-    digest = hashlib.blake2b(adapter.encode(), digest_size=16).digest()
-    pages = []
-    for start in range(0, 1 + len(reference), page_size):
-        end = min(start + page_size, 1 + len(reference))
-        patches = reference[max(0, start - 1) : end - 1]
-        content = hashlib.blake2b(digest, digest_size=16)
-        content.update(token_ids[start:end].tobytes())
-        content.update(np.ascontiguousarray(patches).tobytes())
-        digest = content.digest()
-        pages.append(VoicePage(digest, end - start, len(patches)))
-    return tuple(pages)
 
 
 @dataclass(eq=False)

@@ -306,7 +306,7 @@ class SpeechScheduler:
             chunks, size = [*chunks, chunk], size.with_chunk(chunk)
         if not chunks:
             return None
-        if self.forecast.captured_bucket(size) is not None and self._tail_costs_more(chunks):
+        if self.forecast.captured(size.required) is not None and self._tail_costs_more(chunks):
             return Step(tuple(chunks), (), self.forecast.prefill(replace(size, emitting={})), tail=False)
         return Step(tuple(chunks), (), self.forecast.prefill(size))
 
