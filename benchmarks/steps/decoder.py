@@ -10,7 +10,7 @@ from models.interfaces.capturable import Bucket, Plan
 from models.layers.kv_cache import CacheSpec
 from models.protocol import Decoder
 from service.engine.chat.drafts import Drafting
-from service.engine.chat.slot_state import IntColumn, SlotState, allocate_pending, allocate_states
+from service.engine.chat.slot_state import IntColumn, SlotState, allocate_layers
 from service.engine.chat.steps import STATE_BUFFERS, DecodeStep, LayersStep, PrefillStep, Sampling, VerifyStep
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
@@ -50,14 +50,15 @@ def caches_of(specs: list[CacheSpec], rows: int, device: torch.device) -> list[d
 
 def states_of(decoder: Decoder, rows: int, device: torch.device) -> list[dict[str, torch.Tensor]]:
     """Two rows of recurrent state for each sequence, behind the scratch row; empty for models without."""
-    return drawn(allocate_states(decoder, 1 + 2 * rows, device))
+    return drawn(allocate_layers(decoder.state_specs(), 1 + 2 * rows, device))
 
 
 def captured_decode(
     name: str, decoder: Decoder, rows: int, pool: GraphPool, drafts: int = 0
 ) -> tuple[GraphRunner, Plan, SlotState]:
     """One captured step of rows in the middle of their answers, with so many drafts by the decoder's own drafter."""
-    states, pending = states_of(decoder, rows, pool.device), allocate_pending(decoder, rows, drafts, pool.device)
+    states, inputs = states_of(decoder, rows, pool.device), decoder.pending_specs(1 + drafts) if drafts else []
+    pending = allocate_layers(inputs, rows + 1, pool.device)
     state = SlotState(rows, MAX_CONTEXT // PAGE_SIZE, decoder.vocab_size, pool.device, states, pending, drafts)
     caches = caches_of(decoder.cache_specs(), rows, pool.device)
     drafting = Drafting(decoder, state, caches, PAGE_SIZE, decoder.vocab_size) if drafts else None

@@ -23,7 +23,7 @@ from service.api.engines.request_stream import EngineError
 from service.api.engines.shared_usage import UsageTable
 from service.hub.catalog import Catalog
 from service.link.engine_link import START_TIMEOUT, EngineStarts
-from service.link.messages import Command, Detach
+from service.link.messages import Detach
 from service.metrics.metrics import Metrics
 from service.metrics.page import Families, families, labelled, lasting, merged, text, without_engines
 from service.processes.control import (
@@ -79,10 +79,10 @@ class EngineProcesses:
         self.life = Engines(self._clients, metrics)
         """Starts and stops them."""
 
-    def send(self, command: Command) -> None:
-        """Sends a command to all engines."""
+    def detach(self, peer: str) -> None:
+        """Tells all engines that an API process has ended."""
         for client in self._clients:
-            client.send(command)
+            client.send(Detach(peer))
 
     @property
     def device(self) -> str:
@@ -346,7 +346,7 @@ class Supervisor:
             template,
             metrics,
             self._engines,
-            lambda peer: self._engines.send(Detach(peer)),
+            self._engines.detach,
             hang_timeout=settings.hang_timeout,
             start_timeout=START_TIMEOUT,
         )

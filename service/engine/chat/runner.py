@@ -18,14 +18,7 @@ from service.engine.chat.guided.guidance import MaskJob, MaskTable
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.sampler import log_probabilities
 from service.engine.chat.sequence import BlockAllocation, ChatSequence, Chunk, SamplerNeeds, Step
-from service.engine.chat.slot_state import (
-    SAMPLED_INTS,
-    IntColumn,
-    SlotState,
-    allocate_pending,
-    allocate_states,
-    row_bytes,
-)
+from service.engine.chat.slot_state import SAMPLED_INTS, IntColumn, SlotState, allocate_layers, row_bytes
 from service.engine.chat.steps import STATE_BUFFERS, with_features
 from service.engine.core.faults import RepeatableLaunchError, launch_errors, with_second_try
 from service.engine.core.pages import block_tables, packed_chunks, pages_for
@@ -249,8 +242,9 @@ class ChatRunner:
             spec.allocate(num_pages, sizes.page_size, device, self._context.dtype)
             for spec in self._decoder.cache_specs()
         ]
-        states = allocate_states(self._decoder, state_rows, device)
-        pending = allocate_pending(self._decoder, config.slots, self.drafts, device)
+        states = allocate_layers(self._decoder.state_specs(), state_rows, device)
+        inputs = self._decoder.pending_specs(1 + self.drafts) if self.drafts else []
+        pending = allocate_layers(inputs, config.slots + 1, device)
         state = SlotState(
             config.slots, sizes.max_pages, sizes.vocab_limit, device, states, pending, sizes.drafts, sizes.history
         )

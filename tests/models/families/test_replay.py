@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models.interfaces.capturable import BufferSpec
-from service.engine.chat.slot_state import SlotState, allocate_states
+from service.engine.chat.slot_state import SlotState, allocate_layers
 from service.engine.chat.steps import PrefillStep
 from service.graphs.buckets import cheapest
 from service.graphs.buffers import exact_buffers
@@ -93,7 +93,7 @@ def test_forwards_read_no_value_on_the_host(family: Family) -> None:
     levels, hidden = getattr(decoder, "feature_levels", 0), decoder.hidden_size
     assert audit(encoder, bucket) == {"embeds": BufferSpec((family.rows(bucket), (1 + levels) * hidden), torch.float32)}
     caches = [spec.allocate(4, 16, CPU, torch.float32) for spec in decoder.cache_specs()]
-    state = SlotState(3, 4, decoder.vocab_size, CPU, allocate_states(decoder, 4, CPU))
+    state = SlotState(3, 4, decoder.vocab_size, CPU, allocate_layers(decoder.state_specs(), 4, CPU))
     prefill = PrefillStep(decoder, state, caches, 16, torch.float32, cached=False)
     for count in {0, levels}:
         assert audit(prefill, {"tokens": 24, "sequences": 2, "levels": count})["hidden"].shape == (24, hidden)
