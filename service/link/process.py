@@ -13,7 +13,6 @@ import sys
 import threading
 from contextlib import closing
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 import zmq
@@ -189,13 +188,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def leave(status: int) -> NoReturn:
-    """End the process at once: the operating system frees its memory and its GPU sooner than the interpreter would."""
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)
-
-
-if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    os._exit(status)  # The operating system frees memory and GPU sooner than the interpreter would.

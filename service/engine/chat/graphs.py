@@ -145,7 +145,7 @@ class ChatGraphs:
         self.sample = by_sampling("sample", lambda s: SampleStep(s, dtype), sample_buckets)
         self.layers = self._runner("guided_layers", replace(layers, held_hidden=held), decode_buckets, [], guided=True)
         self.guided_sample = by_sampling(
-            "guided_sample", lambda s: GuidedSampleStep(state, s, held), sample_buckets, guided=True
+            "guided_sample", lambda s: GuidedSampleStep(s, held), sample_buckets, guided=True
         )
         budget, device = config.max_step_tokens, "cpu" if on_cpu else "cuda"
         fresh = token_buckets(PREFILL_TOKENS[device], budget)

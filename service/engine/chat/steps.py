@@ -354,7 +354,6 @@ class GuidedSampleStep:
     use mask 0. Bucket: rows. Output: that of Sampling.
     """
 
-    state: SlotState
     sampling: Sampling
     held_hidden: Tensor
 
@@ -362,5 +361,5 @@ class GuidedSampleStep:
         return {}
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        slots, mask_rows = self.state.sampled[:, : bucket["rows"]]
+        slots, mask_rows = self.sampling.state.sampled[:, : bucket["rows"]]
         return self.sampling(slots, self.held_hidden[: bucket["rows"]], mask_rows)

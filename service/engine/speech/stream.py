@@ -98,8 +98,8 @@ class Playback:
         """Takes back launched audio of an overrun row, after its segment's end."""
         self.pending -= seconds / self.speed
 
-    def deliver(self, now: float, seconds: float) -> float:
-        """Delivers audio, which is not sent yet; returns the seconds of silence that the listener heard before it."""
+    def deliver(self, now: float, seconds: float) -> None:
+        """Delivers audio, which is not sent yet."""
         seconds /= self.speed
         self.pending -= seconds
         if self.started is None:
@@ -109,7 +109,6 @@ class Playback:
         self.delivered += seconds
         self.unsent += seconds
         self.underrun += late
-        return late
 
     def send(self) -> None:
         """Records that everything delivered has been sent."""

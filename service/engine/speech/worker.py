@@ -140,7 +140,6 @@ class SpeechWorker:
         self._processor = processor
         self._model = model
         self._context = context
-        self._patch_seconds = model.samples_per_patch / model.sample_rate
         most = min(config.slots, _CPU_ROWS) if context.device.type == "cpu" else config.slots
         self._buckets = tuple(chosen_buckets(config.decode_buckets, config.slots) or row_buckets(most))
         context_pages = pages_for(model.max_positions, config.page_size)
@@ -182,7 +181,7 @@ class SpeechWorker:
         policy = Policy(
             buckets=self._buckets,
             max_streams=config.slots,
-            patch_seconds=self._patch_seconds,
+            patch_seconds=self._model.samples_per_patch / self._model.sample_rate,
             max_waiting=config.max_waiting,
             first_audio_target=config.first_audio_target or FIRST_AUDIO_TARGET,
             refuse_after=config.first_audio_target or (FIRST_AUDIO_TARGET if on_gpu else math.inf),
