@@ -81,7 +81,6 @@ def captured_prefill(
     pages = -(-(cached + tokens) // PAGE_SIZE)
     caches = caches_of(decoder.cache_specs(), -(-pages * PAGE_SIZE // (CONTEXT + ROOM)), device)
     hidden = decoder.embed(torch.randint(0, decoder.vocab_size, (tokens,), device=device))
-    sizes = PAGE_SIZE, hidden.dtype
     required = {"tokens": tokens, "sequences": 1}
     positions = np.arange(cached, cached + tokens)
     arrays: dict[str, np.ndarray] = {
@@ -95,7 +94,7 @@ def captured_prefill(
         arrays |= {buffer: np.array([row]) for buffer, row in zip(STATE_BUFFERS, rows, strict=True)}
     state = SlotState(1, pages, decoder.vocab_size, device, states)
     state.block_tables[1, :pages] = torch.arange(1, pages + 1, dtype=torch.int32, device=device)
-    step = PrefillStep(decoder, state, caches, *sizes, cached=cached > 0)
+    step = PrefillStep(LayersStep(decoder, state, caches, PAGE_SIZE), hidden.dtype, cached=cached > 0)
     if cached:
         arrays |= {"slots": np.array([1]), "seq_lens": np.array([cached + tokens], dtype=np.int32)}
     if decoder.feature_levels:

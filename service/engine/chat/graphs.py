@@ -151,8 +151,9 @@ class ChatGraphs:
         fresh = token_buckets(PREFILL_TOKENS[device], budget)
         cached = token_buckets(CACHED_PREFILL_TOKENS[device], budget, whole=device == "cuda")
         rooms = {size: min(config.slots, max(PREFILL_SEQUENCES, size // _TOKENS_PER_SEQUENCE)) for size in cached}
-        self.prefill = self._prefill_runner(dict.fromkeys(fresh, PREFILL_SEQUENCES), cached=False)
-        self.cached_prefill = self._prefill_runner(rooms | dict.fromkeys(cached[-1:], config.slots), cached=True)
+        self.prefill = self._prefill_runner(layers, dict.fromkeys(fresh, PREFILL_SEQUENCES), cached=False)
+        largest = dict.fromkeys(cached[-1:], config.slots)
+        self.cached_prefill = self._prefill_runner(layers, rooms | largest, cached=True)
 
     @property
     def runners(self) -> list[GraphRunner]:
@@ -167,10 +168,9 @@ class ChatGraphs:
         captures = {runner: graph.capture for runner in runners if (graph := runner.graph_for(required)) is not None}
         return min(captures, key=lambda runner: captures[runner].seconds or 0.0, default=None)
 
-    def _prefill_runner(self, sequences: Mapping[int, int], *, cached: bool) -> GraphRunner:
+    def _prefill_runner(self, layers: LayersStep, sequences: Mapping[int, int], *, cached: bool) -> GraphRunner:
         """sequences: by tokens."""
-        page_size, dtype = self.sizes.page_size, self.context.dtype
-        step = PrefillStep(self.decoder, self.state, self.caches, page_size, dtype, cached)
+        step = PrefillStep(layers, self.context.dtype, cached)
         bucket_list, before_ready = chunk_buckets(sequences, self.decoder.feature_levels)
         return self._runner("cached_prefill" if cached else "prefill", step, bucket_list, before_ready)
 

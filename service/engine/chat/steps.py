@@ -266,24 +266,21 @@ class PrefillStep:
     Otherwise whole prompts or their first chunks, which attend to their own keys, packed.
     """
 
-    decoder: Decoder
-    state: SlotState
-    caches: Sequence[Mapping[str, Tensor]]
-    page_size: int
+    layers: LayersStep
     dtype: torch.dtype
     cached: bool
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        tokens, sequences = bucket["tokens"], bucket["sequences"]
+        tokens, sequences, decoder = bucket["tokens"], bucket["sequences"], self.layers.decoder
         specs = {
-            "hidden": BufferSpec((tokens, (1 + bucket.get("levels", 0)) * self.decoder.hidden_size), self.dtype),
-            "positions": BufferSpec((tokens, self.decoder.position_axes), torch.int64),
+            "hidden": BufferSpec((tokens, (1 + bucket.get("levels", 0)) * decoder.hidden_size), self.dtype),
+            "positions": BufferSpec((tokens, decoder.position_axes), torch.int64),
             "slot_mapping": BufferSpec((tokens,), torch.int64),
             "cu_seqlens": BufferSpec((sequences + 1,), torch.int32),
         }
-        if self.decoder.drafter is not None:
+        if decoder.drafter is not None:
             specs["next_tokens"] = BufferSpec((tokens,), torch.int64)
-        if self.state.states:
+        if self.layers.state.states:
             specs |= {name: BufferSpec((sequences,), torch.int64) for name in STATE_BUFFERS}
         if self.cached:
             specs["slots"] = BufferSpec((sequences,), torch.int64)
@@ -291,18 +288,18 @@ class PrefillStep:
         return specs
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        ends = buffers["cu_seqlens"]
+        ends, layers = buffers["cu_seqlens"], self.layers
         batch = PagedBatch(
-            self.caches,
-            self.page_size,
+            layers.caches,
+            layers.page_size,
             buffers["slot_mapping"],
             cu_seqlens_q=ends,
             cu_seqlens_k=None if self.cached else ends,
-            prefill_tables=self.state.block_tables[buffers["slots"]] if self.cached else None,
+            prefill_tables=layers.state.block_tables[buffers["slots"]] if self.cached else None,
             prefill_lens=buffers["seq_lens"] if self.cached else None,
-            states=chunk_states(buffers, self.state.states),
+            states=chunk_states(buffers, layers.state.states),
         )
-        return {"hidden": run_chunks(self.decoder, buffers["hidden"], buffers["positions"].T, batch, buffers)}
+        return {"hidden": run_chunks(layers.decoder, buffers["hidden"], buffers["positions"].T, batch, buffers)}
 
 
 def run_chunks(
