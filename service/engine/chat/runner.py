@@ -232,7 +232,7 @@ class ChatRunner:
         """Allocates the caches, the slot state and the recurrent state. masks: int32 [slots, words], where mask servers
         write."""
         self.graphs = self._make_graphs(num_pages, state_rows)
-        self._state, self._caches = self.graphs.state, self.graphs.caches
+        self._state = self.graphs.state
         self._masks = MaskTable(self._state, masks)
 
     def _make_graphs(self, num_pages: int, state_rows: int) -> ChatGraphs:
