@@ -56,8 +56,6 @@ POLL = 0.0003
 """Seconds between two looks whether results have arrived or the next step must be chosen."""
 _CPU_ROWS = 8
 """Number of streams in a step on a CPU, where more gain nothing and would only make the start longer."""
-
-
 MAX_IN_FLIGHT = 2
 """Launches with results that may be in flight. One without may be beside them: a prefill whose first patches are rows
 of the next step."""
