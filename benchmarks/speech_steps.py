@@ -20,8 +20,7 @@ from benchmarks.measure.timing import milliseconds, spread
 from benchmarks.steps.full_size import captured, load, show
 from benchmarks.steps.speech import CONTEXT, MODEL, captured_decode
 from models.protocol import SpeechModel
-from service.engine.speech.inputs import emitted
-from service.engine.speech.runner import CodecStream
+from service.engine.speech.runner import CodecStream, emitted
 from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
 

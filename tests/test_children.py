@@ -77,7 +77,7 @@ SPOKEN = "service.api.spoken_text.text_splitting, service.api.spoken_text.markup
 @pytest.mark.parametrize(
     ("modules", "missing"),
     [
-        ("service.engine.chat.guided.matchers, llguidance", "torch"),
+        ("service.engine.chat.guided.mask_server, llguidance", "torch"),
         (f"service.media.loader, service.media.audio_out, service.media.decode_worker, {SPOKEN}", "torch"),
         slow("models.voxcpm2.processor", "torch"),
         slow("service.api.app, service.media.decode_worker", "av"),

@@ -85,7 +85,7 @@ def shown(metrics: Metrics, *lines: str) -> bool:
 
 def test_the_heartbeat_sets_the_gauges_that_routers_scrape_and_what_ended_holds_nothing() -> None:
     metrics = Metrics()
-    state = EngineState("ready", "", (ModelState("m", 2, 3, 2, 100, 25, 10, 7),), 4096, {"tensors": 9}, "a GPU")
+    state = EngineState("ready", "", (ModelState("m", 2, 3, 100, 25, 10, 7),), 4096, {"tensors": 9}, "a GPU")
     metrics.observe_state(state)
     kept = 'kv_cache_pages{model="m",state="cached"} 10.0', 'encoder_cache_bytes{model="m"} 7.0'
     assert shown(metrics, 'engine_info{device="a GPU"} 1.0', *kept)
@@ -205,7 +205,7 @@ def test_the_page_has_each_engine_once() -> None:
     api, engines = Metrics({"a": "chat"}), [Metrics({"a": "chat"}) for _ in range(2)]
     api.observe("requests_total", model="a", endpoint="chat", status="200", outcome="ok")
     for running, metrics in enumerate(engines, 1):
-        metrics.observe_state(EngineState("ready", "", (ModelState("a", running, 0, running, 10, 5, 0),), 0))
+        metrics.observe_state(EngineState("ready", "", (ModelState("a", running, 0, 10, 5, 0),), 0))
         metrics.observe("preemptions_total", running, model="a")
     parts = [labelled(metrics.registry, index) for index, metrics in enumerate(engines)]
     page = text(merged([without_engines(families(api.registry)), *parts])).decode().splitlines()

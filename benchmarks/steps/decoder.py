@@ -10,9 +10,8 @@ from models.interfaces.capturable import Bucket, Plan
 from models.layers.kv_cache import CacheSpec
 from models.protocol import Decoder
 from service.engine.chat.drafts import Drafting
-from service.engine.chat.inputs import STATE_BUFFERS
-from service.engine.chat.slot_state import IntColumn, SlotState, allocate_pending, allocate_states
-from service.engine.chat.steps import DecodeStep, LayersStep, PrefillStep, Sampling, VerifyStep
+from service.engine.chat.slot_state import IntColumn, SlotState, allocate_layers
+from service.engine.chat.steps import STATE_BUFFERS, DecodeStep, LayersStep, PrefillStep, Sampling, VerifyStep
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 from service.link.sampling import FloatColumn
@@ -51,14 +50,15 @@ def caches_of(specs: list[CacheSpec], rows: int, device: torch.device) -> list[d
 
 def states_of(decoder: Decoder, rows: int, device: torch.device) -> list[dict[str, torch.Tensor]]:
     """Two rows of recurrent state for each sequence, behind the scratch row; empty for models without."""
-    return drawn(allocate_states(decoder, 1 + 2 * rows, device))
+    return drawn(allocate_layers(decoder.state_specs(), 1 + 2 * rows, device))
 
 
 def captured_decode(
     name: str, decoder: Decoder, rows: int, pool: GraphPool, drafts: int = 0
 ) -> tuple[GraphRunner, Plan, SlotState]:
     """One captured step of rows in the middle of their answers, with so many drafts by the decoder's own drafter."""
-    states, pending = states_of(decoder, rows, pool.device), allocate_pending(decoder, rows, drafts, pool.device)
+    states, inputs = states_of(decoder, rows, pool.device), decoder.pending_specs(1 + drafts) if drafts else []
+    pending = allocate_layers(inputs, rows + 1, pool.device)
     state = SlotState(rows, MAX_CONTEXT // PAGE_SIZE, decoder.vocab_size, pool.device, states, pending, drafts)
     caches = caches_of(decoder.cache_specs(), rows, pool.device)
     drafting = Drafting(decoder, state, caches, PAGE_SIZE, decoder.vocab_size) if drafts else None
@@ -69,7 +69,7 @@ def captured_decode(
     if drafts:
         bucket = {**bucket, "drafts": drafts}
     fill(state, rows)
-    runner = captured(name, step.name, step, [bucket], pool)
+    runner = captured(name, "verify" if drafts else "decode", step, [bucket], pool)
     return runner, Plan(arrays={"slots": torch.arange(1, rows + 1).numpy()}, required=bucket), state
 
 
@@ -81,7 +81,6 @@ def captured_prefill(
     pages = -(-(cached + tokens) // PAGE_SIZE)
     caches = caches_of(decoder.cache_specs(), -(-pages * PAGE_SIZE // (CONTEXT + ROOM)), device)
     hidden = decoder.embed(torch.randint(0, decoder.vocab_size, (tokens,), device=device))
-    sizes = PAGE_SIZE, hidden.shape[1], hidden.dtype
     required = {"tokens": tokens, "sequences": 1}
     positions = np.arange(cached, cached + tokens)
     arrays: dict[str, np.ndarray] = {
@@ -95,10 +94,10 @@ def captured_prefill(
         arrays |= {buffer: np.array([row]) for buffer, row in zip(STATE_BUFFERS, rows, strict=True)}
     state = SlotState(1, pages, decoder.vocab_size, device, states)
     state.block_tables[1, :pages] = torch.arange(1, pages + 1, dtype=torch.int32, device=device)
-    step = PrefillStep(decoder, state, caches, *sizes, cached=cached > 0)
+    step = PrefillStep(LayersStep(decoder, state, caches, PAGE_SIZE), hidden.dtype, cached=cached > 0)
     if cached:
         arrays |= {"slots": np.array([1]), "seq_lens": np.array([cached + tokens], dtype=np.int32)}
     if decoder.feature_levels:
         required = required | {"levels": 0}
     plan = Plan(arrays, tensors={"hidden": [hidden]}, fills={"cu_seqlens": tokens}, required=required)
-    return captured(name, step.name, step, [required], pool), plan
+    return captured(name, "prefill", step, [required], pool), plan

@@ -13,7 +13,7 @@ from models.layers.adapters import LoraBank, LoraLayout
 from models.layers.lora import rows_arrays
 from models.protocol import SpeechModel
 from service.engine.core.pages import pages_for
-from service.engine.speech.inputs import slot_state
+from service.engine.speech.runner import slot_state
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 

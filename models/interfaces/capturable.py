@@ -19,8 +19,8 @@ Bucket = Mapping[str, int]
 that it requires; a captured bucket fits when each of its sizes is at least the required one.
 
 Order and names matter. The time of a call grows with the first size: of the buckets that fit, the one with the smallest
-first size is the cheapest (service/graphs/buckets.py). Where items are packed, sizes add up, except that of those named
-max_... the largest counts (service/graphs/packing.py)."""
+first size is the cheapest. Where items are packed, sizes add up, except that of those named max_... the largest counts
+(service/graphs/buckets.py)."""
 EXACT = "exact"
 """A name that only captured buckets have. Such a bucket fits a plan that requires its very sizes and nothing smaller:
 its graph takes it that no row is padding."""
@@ -56,11 +56,6 @@ class Capturable(Protocol):
     Not allowed in forward: .item(), .tolist(), torch.tensor on data, shapes that depend on data, and relying on what a
     buffer held before. Integers that are baked into a captured graph come only from `bucket`.
     """
-
-    @property
-    def name(self) -> str:
-        """Names the computation in logs and errors."""
-        ...
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         """The buffers of a call of this size by name, in their order in memory. The first axis of a buffer is filled

@@ -46,7 +46,6 @@ class KimiVisionEncoder(nn.Module):
     merge_index int64 [P], the patches in the order in which 2x2 blocks take them.
     """
 
-    name = "vision_encoder"
     rare_buckets: Sequence[Bucket] = ()
     exact_sizes: tuple[tuple[int, int], ...] = ((1, 1024),)
     """Sequences and patches of each, of calls with graphs of their own: pictures of 448 x 448."""

@@ -34,7 +34,6 @@ SLICES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
 class SliceEncoder(nn.Module):
     """A tower over packed slices, and what the encoders of all versions make of the slices."""
 
-    name = "vision_encoder"
     byte_values: Tensor
 
     def __init__(self, vision: VisionConfig, mean: float, std: float) -> None:

@@ -41,7 +41,6 @@ class AudioEncoder(nn.Module):
     convolved rows that hold audio; cu_seqlens int32 [sequences + 1], its tail repeats the last value.
     """
 
-    name = "audio"
     rare_buckets: Sequence[Bucket] = ()
     sinusoid: Tensor
 

@@ -37,7 +37,6 @@ class PatchEncoder(nn.Module):
     bucket_sizes: patches of the captured buckets. exact_sizes: (sequences, patches of each) with graphs of their own.
     """
 
-    name = "vision"
     rare_buckets: Sequence[Bucket] = ()
     bucket_sizes: tuple[int, ...] = (
         *(256, 384, 512, 640, 768, 1024, 1280, 1568, 1600, 2048, 2560, 3200, 4096),

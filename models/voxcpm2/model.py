@@ -95,20 +95,19 @@ class VoxCPM2:
         return torch.cat((lm.index_select(0, last), residual.index_select(0, last)), dim=-1)
 
     def prefill_step(self, state: State, caches: Caches, page_size: int, bank: LoraBank | None = None) -> PrefillStep:
-        return PrefillStep(_named("prefill", bank), self.prefill, state, caches, page_size, self.patch_shape, bank)
+        return PrefillStep(self.prefill, state, caches, page_size, self.patch_shape, bank)
 
     def tail(self, solver_steps: int, state: State, bank: LoraBank | None = None) -> Tail:
-        name = _named(f"tail_{solver_steps}", bank)
-        return Tail(name, self.network, self.solver(solver_steps), self.noise, state, bank)
+        return Tail(self.network, self.solver(solver_steps), self.noise, state, bank)
 
     def decode_step(
         self, solver_steps: int, state: State, caches: Caches, page_size: int, bank: LoraBank | None = None
     ) -> DecodeStep:
-        name, solver = _named(f"decode_step_{solver_steps}", bank), self.solver(solver_steps)
-        return DecodeStep(name, self.network, solver, self.noise, state, caches, page_size, bank)
+        solver = self.solver(solver_steps)
+        return DecodeStep(self.network, solver, self.noise, state, caches, page_size, bank)
 
     def vae_step(self, state: State) -> VAEStep:
-        return VAEStep("vae_step", self.vae.decoder, state, self.patch_shape)
+        return VAEStep(self.vae.decoder, state, self.patch_shape)
 
     def solver(self, solver_steps: int) -> FlowSolver:
         """Created at first use."""
@@ -119,10 +118,6 @@ class VoxCPM2:
     def _philox_noise(self, seeds: Tensor, steps: Tensor) -> Tensor:
         frames, channels = self.patch_shape
         return philox_normal(seeds, steps, prod(self.patch_shape)).unflatten(1, (channels, frames))
-
-
-def _named(name: str, bank: LoraBank | None) -> str:
-    return name if bank is None else f"{name}_lora"
 
 
 def load_model(

@@ -49,7 +49,6 @@ class DecodeStep:
     """The whole step: last patch -> LocEnc, TSLM, FSQ, RALM -> stop, flow solve -> next patch. A first patch is made of
     the prompt's hidden vectors, in a row whose backbone computes nothing of use."""
 
-    name: str
     network: VoxCPM2Network
     solver: FlowSolver
     noise: Noise
@@ -80,7 +79,6 @@ class PrefillStep:
     slot's block table, and its length on the device. Padded rows belong to no sequence and write to the scratch page;
     padded sequences have the scratch slot and no keys. prefill: of models.protocol.SpeechModel."""
 
-    name: str
     prefill: Callable[[Mapping[str, Tensor], PagedBatch, LoraBank | None], Tensor]
     state: State
     caches: Caches
@@ -120,7 +118,6 @@ class PrefillStep:
 class Tail:
     """Hidden vectors of a backbone pass -> the rows' next patches."""
 
-    name: str
     network: VoxCPM2Network
     solver: FlowSolver
     noise: Noise
@@ -141,7 +138,6 @@ class Tail:
 class VAEStep:
     """Emitted patches -> the next samples of their streams."""
 
-    name: str
     decoder: CodecDecoder
     state: State
     patch_shape: tuple[int, int]

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
-from service.engine.memory import LiveBytes, MemoryPlanError, Reserved, Room, reserve, share_pages, with_gpu_bytes
+from service.engine.memory import LiveBytes, MemoryPlanError, Reserved, Room, reserve, share_pages
 from service.engine.start import load_worker
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
@@ -93,7 +94,7 @@ def dry_run(config: EngineConfig, total: int) -> DryRun:
 
     Raises CheckpointError, and MemoryPlanError if graph memory is too small for a model's largest pass.
     """
-    meta, config = torch.device("meta"), with_gpu_bytes(config, total)
+    meta, config = torch.device("meta"), msgspec.structs.replace(config, gpu_bytes=total)
     pool, workers, weights = GraphPool(meta, config.graph_bytes), [], []
     with torch.inference_mode():
         for model in config.models:

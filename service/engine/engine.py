@@ -24,19 +24,7 @@ from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 from service.link.config import Channel
-from service.link.messages import (
-    Abort,
-    ChatRequest,
-    Command,
-    EncodeReference,
-    EngineState,
-    Failed,
-    Outputs,
-    Pause,
-    SpeechAppend,
-    SpeechRequest,
-    Stop,
-)
+from service.link.messages import ChatRequest, Command, Control, EngineState, Failed, Outputs, Request, Stop
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +109,7 @@ class Engine:
             self._warming = chain.from_iterable(worker.warm_up() for worker in self.workers.values())
         for worker in self.workers.values():
             with phases.timed("capture"):
-                while self._timed(partial(worker.capture_next, idle=False)):
+                while self._timed(partial(_capture_next, worker.graph_runners, idle=False)):
                     self._send(self._clock(), detail=worker.name)
                 worker.calibrate()
         if not (on_gpu and restarted):
@@ -222,7 +210,7 @@ class Engine:
         return captured or self._warm_up_next()
 
     def _capture_part(self) -> bool:
-        return any(worker.capture_next(idle=True) for worker in self.workers.values())
+        return _capture_next(self._runners, idle=True)
 
     def _warm_up_next(self) -> bool:
         """One run of a warm-up; False, after calling `warmed`, when none is left."""
@@ -270,23 +258,22 @@ class Engine:
             self._handle(command)
 
     def _handle(self, command: Command) -> None:
-        match command:
-            case ChatRequest() | SpeechRequest() | EncodeReference():
-                worker = self.workers.get(command.model)
-                if worker is None:
-                    message = f"model {command.model!r} is not hosted here"
-                    self._refused.append(Failed(command.request_id, 404, "model_not_found", message, "model"))
-                elif isinstance(command, ChatRequest) and command.live and self._gathers(worker):
-                    self._gathered_at = self._gathered_at if self._gathered else self._clock()
-                    self._gathered.append(command)
-                else:
-                    worker.submit(command)
-            case SpeechAppend() | Abort() | Pause():
-                self._gathered = [one for one in self._gathered if one.request_id != command.request_id]
-                for worker in self.workers.values():
-                    worker.control(command)
-            case Stop():
-                self._stopped = True
+        if isinstance(command, Request):
+            worker = self.workers.get(command.model)
+            if worker is None:
+                message = f"model {command.model!r} is not hosted here"
+                self._refused.append(Failed(command.request_id, 404, "model_not_found", message, "model"))
+            elif isinstance(command, ChatRequest) and command.live and self._gathers(worker):
+                self._gathered_at = self._gathered_at if self._gathered else self._clock()
+                self._gathered.append(command)
+            else:
+                worker.submit(command)
+        elif isinstance(command, Control):
+            self._gathered = [one for one in self._gathered if one.request_id != command.request_id]
+            for worker in self.workers.values():
+                worker.control(command)
+        elif isinstance(command, Stop):
+            self._stopped = True
 
     def _send(self, now: float, detail: str = "", *, hurried: bool = False) -> None:
         """Sends everything new in one message, with the state once per heartbeat. hurried: the GPU may be idle, so
@@ -327,3 +314,8 @@ class Engine:
             occupied=occupied,
             process=process_usage(),
         )
+
+
+def _capture_next(runners: Sequence[GraphRunner], *, idle: bool) -> bool:
+    """Captures the next bucket, or while the engine idles a part of it; False when none is wanted."""
+    return any(runner.capture_next(idle=idle) for runner in runners)

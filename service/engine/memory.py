@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -206,11 +205,6 @@ class Reserved:
     def left(self) -> int:
         """Bytes for pages."""
         return max(0, self.budget - self.used - self.workspace - self.graphs - self.state)
-
-
-def with_gpu_bytes(config: EngineConfig, total: int | None) -> EngineConfig:
-    """The configuration for a GPU of `total` bytes, on which limits such as slots depend; None: for a CPU."""
-    return msgspec.structs.replace(config, gpu_bytes=total)
 
 
 def total_memory(device: torch.device) -> int | None:

@@ -43,25 +43,19 @@ class Segment(NamedTuple):
     num_bytes: int
 
 
-@dataclass(frozen=True)
-class PeakMemory:
-    """What a run takes of a GPU's memory, beside what is live before it."""
-
-    num_bytes: int
-    segments: tuple[Segment, ...]
-
-    def beyond(self, held: Iterable[Segment]) -> int:
-        """Bytes of the further segments that the run takes of a memory pool that holds some, none of them in use."""
-        free, more = list(held), 0
-        for needed in sorted(self.segments, key=lambda segment: -segment.num_bytes):
-            fitting = [one for one in free if one.kind == needed.kind and one.num_bytes >= needed.num_bytes]
-            if not fitting:
-                more += needed.num_bytes
-                continue
-            smallest = min(fitting)
-            free.remove(smallest)
-            free.append(Segment(needed.kind, smallest.num_bytes - needed.num_bytes))
-        return more
+def bytes_beyond(held: Iterable[Segment], segments: Iterable[Segment]) -> int:
+    """Bytes of the further segments that a run, which takes these, takes of a memory pool that holds some, none of them
+    in use."""
+    free, more = list(held), 0
+    for needed in sorted(segments, key=lambda segment: -segment.num_bytes):
+        fitting = [one for one in free if one.kind == needed.kind and one.num_bytes >= needed.num_bytes]
+        if not fitting:
+            more += needed.num_bytes
+            continue
+        smallest = min(fitting)
+        free.remove(smallest)
+        free.append(Segment(needed.kind, smallest.num_bytes - needed.num_bytes))
+    return more
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
@@ -81,9 +75,9 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     return max(allocated, reserved)
 
 
-def peak_memory(run: Callable[[], object], device: torch.device) -> PeakMemory:
-    """As peak_bytes, with the segments that the run adds, which takes longer: all segments of the process are listed.
-    What lies in gaps of segments that are live counts as one more segment."""
+def peak_segments(run: Callable[[], object], device: torch.device) -> list[Segment]:
+    """As peak_bytes, the segments that the run adds, which takes longer: all segments of the process are listed. What
+    lies in gaps of segments that are live counts as one more segment."""
     release_cached(device)
     before = _segments(_GENERAL_POOL)
     num_bytes, added = peak_bytes(run, device), list[Segment]()
@@ -93,7 +87,7 @@ def peak_memory(run: Callable[[], object], device: torch.device) -> PeakMemory:
             added.append(Segment(kind, more))
     if (rest := num_bytes - sum(segment.num_bytes for segment in added)) > 0:
         added.append(Segment("large", rest))
-    return PeakMemory(num_bytes, tuple(added))
+    return added
 
 
 def _segments(pool: tuple[int, int]) -> dict[int, Segment]:
@@ -216,7 +210,7 @@ class GraphPool:
             # the next synchronisation and ends the engine.
             gc.collect()
             release_cached(self.device)
-            raise CaptureError(f"{capturable.name} at {dict(bucket)}: {error}") from error
+            raise CaptureError(str(error)) from error
 
     @contextlib.contextmanager
     def _interruptible(self, *, recording: bool = False) -> Iterator[None]:
@@ -289,7 +283,7 @@ class GraphPool:
         outputs = {name: make() for name, make in makers.items()}
         graph, taken = self._record(capturable, bucket, fill(), outputs)
         mib, seconds = taken / 2**20, time.perf_counter() - started
-        log.info("captured %s at %s: %.1f MiB more, %.3f s", capturable.name, dict(bucket), mib, seconds)
+        log.info("captured %s at %s: %.1f MiB more, %.3f s", type(capturable).__name__, dict(bucket), mib, seconds)
         replay = math.inf
         for _ in range(TIMED_REPLAYS):
             yield
@@ -337,7 +331,7 @@ class GraphPool:
         if self.num_bytes + more > self.limit_bytes:
             # Then it may still fit into what the pool holds for other graphs.
             pool = self._pools.get(torch.cuda.current_stream(self.device))
-            more = peak_memory(run, self.device).beyond(_segments(pool).values() if pool else ())
+            more = bytes_beyond(_segments(pool).values() if pool else (), peak_segments(run, self.device))
         if self.num_bytes + more > self.limit_bytes:
             raise CaptureError(
                 f"the graph takes up to {more} bytes, and {self.num_bytes} of the limit of {self.limit_bytes} are used",

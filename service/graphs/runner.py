@@ -71,8 +71,6 @@ class Run:
     outputs: Mapping[str, Tensor]
     """By name. Those of a replay have the bucket's rows and are valid until the runner's next run."""
     route: Route
-    bucket: Bucket | None = None
-    """The captured bucket that was replayed."""
 
 
 class GraphRunner:
@@ -154,11 +152,13 @@ class GraphRunner:
 
     def record_miss(self, required: Bucket) -> EagerReason:
         """Records a call that no captured graph holds, and returns why. The caller may run it elsewhere."""
-        choice = self._choice(required)
-        reason = self.eager_reason(required)
-        if reason == "no_bucket":
-            self._count_miss(choice, 1)
-        return reason
+        if not self.enabled:
+            return "disabled"
+        failed = self._eligible(self._failed.values(), required)
+        if any(fits(bucket, required) for bucket in failed):
+            return "capture_failed"
+        self._count_miss(self._choice(required), 1)
+        return "no_bucket"
 
     def _count_miss(self, choice: _Choice, weight: float) -> None:
         if choice.missed is not None:
@@ -188,17 +188,10 @@ class GraphRunner:
         """The buckets, without the dense ones that `required` would not nearly fill."""
         return [bucket for bucket in buckets if key_of(bucket) not in self._dense or fills(bucket, required)]
 
-    def eager_reason(self, required: Bucket) -> EagerReason:
-        """Why `run` would replay no captured graph, if none holds the call."""
-        if not self.enabled:
-            return "disabled"
-        failed = self._eligible(self._failed.values(), required)
-        return "capture_failed" if any(fits(bucket, required) for bucket in failed) else "no_bucket"
-
     def _replay(self, graph: CapturedGraph, plan: Plan) -> Run:
         # The constants of a captured graph (max_seqlen, numbers of rows) must cover the real sizes, or rows stay
         # unwritten.
-        assert fits(graph.bucket, plan.required), f"{self.capturable.name}: {graph.bucket} for {plan.required}"
+        assert fits(graph.bucket, plan.required), f"{self._labels}: {graph.bucket} for {plan.required}"
         graph.static.fill(graph.layout, plan)
         graph.capture.replay()
         name = primary_size(graph.bucket)
@@ -207,7 +200,7 @@ class GraphRunner:
         self._observations.count("replayed_rows_total", real, **self._labels)
         self._observations.count("padded_rows_total", offered - real, **self._labels)
         self._observations.observe("bucket_occupancy_ratio", real / offered, **self._labels)
-        return Run(graph.capture.outputs, "replay", graph.bucket)
+        return Run(graph.capture.outputs, "replay")
 
     @property
     def measured_seconds(self) -> list[tuple[int, float]]:
@@ -299,7 +292,7 @@ class GraphRunner:
             outcome = "captured"
             self._graphs[key_of(bucket)] = made.value
         except Interrupted:
-            log.debug("a capture of %s at %s is given up for a request", self.capturable.name, dict(bucket))
+            log.debug("a capture of %s at %s is given up for a request", self._labels["kind"], dict(bucket))
             self._unfinished = None
             return
         except CaptureError as error:
@@ -308,9 +301,7 @@ class GraphRunner:
             level = logging.INFO if error.refused else logging.WARNING  # on a small GPU many do not fit
             what = "capture of %s at %s %s, calls of this size run eagerly: %s"
             log.log(level, what, self._labels["kind"], bucket, outcome, error)
-        seconds = time.monotonic() - started
-        log.debug("part of a capture of %s at %s: %.3f s", self.capturable.name, dict(bucket), seconds)
-        unfinished.seconds += seconds
+        unfinished.seconds += time.monotonic() - started
         if not outcome:
             return
         self._unfinished = None

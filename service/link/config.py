@@ -77,7 +77,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     graph_memory: int | None = None
     encoder_cache: int | None = None
     gpu_bytes: int | None = None
-    """Bytes of the GPU; the engine sets it (service.engine.memory.with_gpu_bytes). None on a CPU."""
+    """Bytes of the GPU, on which limits such as slots depend; the engine sets it at its start. None on a CPU."""
     encoder_buckets: tuple[int, ...] = ()
     """Patch budgets to capture; empty: the family's bucket list."""
     decode_buckets: tuple[int, ...] = ()

@@ -39,10 +39,6 @@ def discard(command: Command) -> None:
     """The `send` of an engine that has no socket, since it has not been started or has ended: does nothing."""
 
 
-def _nothing() -> None:
-    """The callback of a socket that nobody reads."""
-
-
 class EngineSocket:
     """Sends commands, which never blocks, and reads outputs in an event loop."""
 
@@ -53,8 +49,8 @@ class EngineSocket:
         for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0), (zmq.RECONNECT_IVL, _RECONNECT_MS)):
             self.zmq.setsockopt(option, value)
         self.zmq.setsockopt(zmq.ROUTING_ID, peer.encode())
-        self._look: Callable[[], None] = _nothing
-        """Has messages read in the next turn of the reader's event loop, if there is a reader."""
+        self._look: Callable[[], None] | None = None
+        """Has messages read in the next turn of the reader's event loop; None if there is no reader."""
         self.zmq.connect(address)
         self.send(Attach())
 
@@ -63,7 +59,7 @@ class EngineSocket:
         with suppress(zmq.Again):  # nobody at the other end: not yet, or not any more
             self.zmq.send_multipart(frames, zmq.NOBLOCK, copy=wire.is_small(frames))
         # The socket's descriptor is edge-triggered, and send has consumed its event: check for messages here.
-        if int(self.zmq.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if int(self.zmq.getsockopt(zmq.EVENTS)) & zmq.POLLIN and self._look is not None:
             self._look()
 
     async def read(self, on_outputs: OnOutputs) -> None:
@@ -100,7 +96,7 @@ class EngineSocket:
         try:
             await ended
         finally:
-            self._look = _nothing
+            self._look = None
             loop.remove_reader(descriptor)
             ended.cancel()
 
@@ -176,6 +172,7 @@ class EngineProcess:
 
     process: Process
     directory: tempfile.TemporaryDirectory[str]
+    address: str
 
     @classmethod
     async def start(cls, config: EngineConfig, entry: str) -> EngineProcess:
@@ -185,19 +182,16 @@ class EngineProcess:
         path = os.fsencode(f"{tempfile.gettempdir()}/{PREFIX}01234567/engine")
         parent = "/tmp" if len(path) > zmq.IPC_PATH_MAX_LEN else None
         directory = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True)
+        address = f"ipc://{directory.name}/engine"
         process = await asyncio.create_subprocess_exec(
-            *python_command("service.link.process", _address(directory), entry),
+            *python_command("service.link.process", address, entry),
             env=engine_environment(config),
             stdin=PIPE,
             start_new_session=True,  # Ctrl-C is for the API process, which drains first
         )
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(config) + b"\n")
-        return cls(process, directory)
-
-    @property
-    def address(self) -> str:
-        return _address(self.directory)
+        return cls(process, directory, address)
 
     def kill(self) -> None:
         if self.process.returncode is None:
@@ -208,10 +202,6 @@ class EngineProcess:
         self.kill()
         await self.process.wait()
         self.directory.cleanup()
-
-
-def _address(directory: tempfile.TemporaryDirectory[str]) -> str:
-    return f"ipc://{directory.name}/engine"
 
 
 class EngineStarts:

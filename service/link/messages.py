@@ -141,7 +141,10 @@ class Detach(Struct, frozen=True):
     peer: str
 
 
-Command = ChatRequest | SpeechRequest | SpeechAppend | EncodeReference | Abort | Pause | Stop | Attach | Detach
+Request = ChatRequest | SpeechRequest | EncodeReference
+Control = SpeechAppend | Abort | Pause
+"""What changes a request that was sent before."""
+Command = Request | Control | Stop | Attach | Detach
 
 # engine -> API
 
@@ -246,13 +249,16 @@ class Failed(Struct, frozen=True):
     """Seconds after which a retry may succeed."""
 
 
+Answer = ChatDelta | SpeechDelta | ReferenceEncoded | Failed
+
+
 class ModelState(Struct, frozen=True):
     """Load of one model at the end of a tick."""
 
     model: str
     running: int
+    """Those that have a slot."""
     waiting: int
-    slots_used: int
     pages_total: int
     pages_used: int
     """Without `pages_cached`."""

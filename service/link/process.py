@@ -13,7 +13,6 @@ import sys
 import threading
 from contextlib import closing
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 import zmq
@@ -25,28 +24,22 @@ from service.link.config import ConfigurationError, EngineConfig
 from service.link.engine_link import CONFIGURATION_ERROR, SUPERVISOR
 from service.link.messages import (
     Abort,
+    Answer,
     Attach,
     ChatDelta,
-    ChatRequest,
     Command,
+    Control,
     Detach,
-    EncodeReference,
     EngineState,
-    Failed,
     Outputs,
-    Pause,
-    ReferenceEncoded,
-    SpeechAppend,
+    Request,
     SpeechDelta,
-    SpeechRequest,
     Stop,
 )
 from service.system.children import leave_signals_to_parent, wait_for_end_of_parent
 from service.system.logs import configure_logging
 
 log = logging.getLogger("reprise.engine")
-
-Answer = ChatDelta | SpeechDelta | ReferenceEncoded | Failed
 
 
 class EngineChannel:
@@ -103,25 +96,24 @@ class EngineChannel:
             self._handle(peer.bytes.decode(), self._decoder.decode([frame.buffer for frame in frames]))
 
     def _handle(self, peer: str, command: Command) -> None:
-        match command:
-            case _ if peer in self._gone:
-                return
-            case ChatRequest() | SpeechRequest() | EncodeReference():
-                self._owners[command.request_id] = peer
+        if peer in self._gone:
+            return
+        if isinstance(command, Request):
+            self._owners[command.request_id] = peer
+            self._commands.append(command)
+        elif isinstance(command, Control):
+            if self._owners.get(command.request_id) == peer:
                 self._commands.append(command)
-            case SpeechAppend() | Pause() | Abort():
-                if self._owners.get(command.request_id) == peer:
-                    self._commands.append(command)
-                    if isinstance(command, Abort):
-                        del self._owners[command.request_id]
-            case Attach():
-                self._attached.add(peer)
-                if self._state is not None:
-                    self._send(peer, Outputs(state=self._state))
-            case Detach() if peer == SUPERVISOR:
-                self._detach(command.peer)
-            case Stop() if peer == SUPERVISOR:
-                self._commands.append(command)
+                if isinstance(command, Abort):
+                    del self._owners[command.request_id]
+        elif isinstance(command, Attach):
+            self._attached.add(peer)
+            if self._state is not None:
+                self._send(peer, Outputs(state=self._state))
+        elif isinstance(command, Detach) and peer == SUPERVISOR:
+            self._detach(command.peer)
+        elif isinstance(command, Stop) and peer == SUPERVISOR:
+            self._commands.append(command)
 
     def _detach(self, peer: str) -> None:
         self._gone.add(peer)
@@ -196,13 +188,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def leave(status: int) -> NoReturn:
-    """End the process at once: the operating system frees its memory and its GPU sooner than the interpreter would."""
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)
-
-
-if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    os._exit(status)  # The operating system frees memory and GPU sooner than the interpreter would.

@@ -24,10 +24,6 @@ of 448 x 448."""
 Message = TypeVar("Message")
 
 
-class WireError(ValueError):
-    """An array of a type that is not sent."""
-
-
 class ArrayHeader(msgspec.Struct, frozen=True, array_like=True):
     """Stands for an array inside the msgpack frame; `frame` counts from 0 behind it."""
 
@@ -45,7 +41,7 @@ def encode(message: Any) -> list[Frame]:
             raise NotImplementedError(f"{type(value).__name__} is not part of the protocol")
         dtype = value.dtype.name
         if dtype not in DTYPES or not value.dtype.isnative:
-            raise WireError(f"arrays of dtype {value.dtype} are not sent; known are {sorted(DTYPES)}")
+            raise ValueError(f"arrays of dtype {value.dtype} are not sent; known are {sorted(DTYPES)}")
         frames.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         return ArrayHeader(len(frames) - 2, dtype, value.shape)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from importlib import import_module
@@ -144,18 +143,15 @@ class EncoderPool:
         """`encoder.encode(samples)`. At most one call at a time per encoder."""
         if encoder.is_raw and len(samples) <= INLINE_SAMPLES:
             return encoder.encode(samples)
-        return await self._run(lambda: encoder.encode(samples))
+        return await asyncio.get_running_loop().run_in_executor(self._threads, encoder.encode, samples)
 
     async def finish(self, encoder: StreamingEncoder) -> bytes:
         if encoder.is_raw:
             return encoder.finish()
-        return await self._run(encoder.finish)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, encoder.finish)
 
     def close(self) -> None:
         self._threads.shutdown()
-
-    async def _run(self, step: Callable[[], bytes]) -> bytes:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, step)
 
 
 def wav_header(sample_rate: int) -> bytes:

@@ -181,7 +181,10 @@ class Fetcher:
                 async with asyncio.timeout(seconds):
                     # httpcore would read them for each connection, while every stream waits.
                     self.ssl_context = self.ssl_context or await asyncio.to_thread(_public_certificates)
-                    async with self._connections(client) as connections:
+                    backend = GuardedBackend(self.resolver or partial(self._resolve, client), self.connector)
+                    async with httpcore.AsyncConnectionPool(
+                        ssl_context=self.ssl_context, max_keepalive_connections=0, network_backend=backend
+                    ) as connections:
                         for _ in range(MAX_REDIRECTS + 1):
                             answer = await self._get(connections, target, field, max_bytes, admit)
                             if isinstance(answer, bytes):
@@ -197,15 +200,6 @@ class Fetcher:
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _connections(self, client: str) -> httpcore.AsyncConnectionPool:
-        """Those of one fetch, whose names are looked up in the client's turn. None of them is kept."""
-        resolver = self.resolver or partial(self._resolve, client)
-        return httpcore.AsyncConnectionPool(
-            ssl_context=self.ssl_context,
-            max_keepalive_connections=0,
-            network_backend=GuardedBackend(resolver, self.connector),
-        )
 
     async def _resolve(self, client: str, host: str, port: int) -> list[str]:
         async with AsyncExitStack() as waiting:

@@ -208,6 +208,7 @@ async def _run(pool: WorkerPool, job: Callable[[WorkerChannel], T], kind: str, f
 
 
 FRAME_LIST = "video/jpeg"
+"""Type of a video's URL that is a list of frames: data:video/jpeg;base64,f1,f2,..."""
 FETCH_SECONDS = 10.0
 """For one URL, including redirects."""
 SMALL_PAYLOAD = 1 << 16
@@ -238,11 +239,6 @@ class Room:
 
 
 UNLIMITED = Room()
-
-
-def is_frame_list(url: str) -> bool:
-    """Whether a video's URL is a list of frames: data:video/jpeg;base64,f1,f2,..."""
-    return declared_type(url) == FRAME_LIST
 
 
 @dataclass(eq=False)
@@ -349,7 +345,7 @@ class MediaLoader:
         budget: MediaBudget,
         room: Room = UNLIMITED,
     ) -> T:
-        """A video file, or a list of frames (is_frame_list) at `frame_list_fps`."""
+        """A video file, or a list of frames (FRAME_LIST) at `frame_list_fps`."""
         limits, counted = self.limits.video, False
 
         def choose_within_budget(metadata: VideoMetadata) -> tuple[Sequence[int], FrameResizer]:
@@ -361,7 +357,7 @@ class MediaLoader:
             return indices, resizer
 
         made: Callable[[], Awaitable[VideoFrames]]
-        if is_frame_list(url):
+        if declared_type(url) == FRAME_LIST:
             payload = payload_of(url, field=field)
             budget.take_bytes(len(payload) // 4 * 3, field)
             decode_list = partial(

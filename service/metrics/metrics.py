@@ -370,7 +370,7 @@ class Metrics:
             name = model.model
             self.observe("requests_running", model.running, model=name)
             self.observe("requests_waiting", model.waiting, model=name)
-            self.observe("slots_used", model.slots_used, model=name)
+            self.observe("slots_used", model.running, model=name)
             self.observe("kv_cache_usage_ratio", model.pages_used / max(1, model.pages_total), model=name)
             pages = {"used": model.pages_used, "cached": model.pages_cached, "total": model.pages_total}
             for kind, count in pages.items():
@@ -387,7 +387,7 @@ class Metrics:
 
     def observe_end(self, last: EngineState) -> None:
         """Sets the gauges of an engine that has ended to 0. The next engine counts its processor time from 0."""
-        models = tuple(ModelState(model.model, 0, 0, 0, 0, 0, 0) for model in last.models)
+        models = tuple(ModelState(model.model, 0, 0, 0, 0, 0) for model in last.models)
         memory = dict.fromkeys(last.device_memory, 0)
         self.observe_state(EngineState("down", "", models, 0, memory, process=last.process and ProcessUsage(0.0, 0, 0)))
 

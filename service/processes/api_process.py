@@ -56,18 +56,15 @@ class SupervisorConnection:
         self._page: asyncio.Future[bytes] | None = None
         """The page that the supervisor was asked for and has not sent yet."""
 
-    def accepts(self) -> None:
-        """Tell the supervisor that this process accepts connections."""
-        self._control.send(Accepting())
-
     async def follow(self) -> None:
         """Do what the supervisor's notices say. When they end, it replaces this process, so the server ends."""
         problem = "they have ended"
         try:
             while (notice := await self._control.receive()) is not None:
                 match notice:
-                    case EngineNews():
-                        await self._on_engine_news(notice)
+                    case EngineNews(engine, address, restarts):
+                        link = None if address is None else AttachedLink(address, self._peer, self._server.fail)
+                        await self._server.context.engine.clients[engine].attach(link, restarts)
                     case Collect():
                         observe_life(self._server.context)
                         self._control.send(Snapshot(families(self._server.context.metrics.registry)))
@@ -77,10 +74,6 @@ class SupervisorConnection:
         except Exception as error:
             problem = str(error)
         self._server.fail(f"the supervisor's notices cannot be followed: {problem}")
-
-    async def _on_engine_news(self, news: EngineNews) -> None:
-        link = None if news.address is None else AttachedLink(news.address, self._peer, self._server.fail)
-        await self._server.context.engine.clients[news.engine].attach(link, news.restarts)
 
     async def report_alive(self) -> None:
         """Reports until cancelled. The supervisor kills a process whose event loop has stopped (ApiProcesses)."""
@@ -111,7 +104,7 @@ async def serve(config: ApiConfig) -> int:
     server = Server(server_config(context), context, supervised=True)
     connection = SupervisorConnection(control, server, config.peer)
     context.scrape = connection.scrape
-    work = connection.follow(), server.announce(connection.accepts), connection.report_alive()
+    work = connection.follow(), server.announce(lambda: control.send(Accepting())), connection.report_alive()
     tasks = [asyncio.create_task(each) for each in work]
     try:
         row = table.row(config.index, (CONNECTIONS,))

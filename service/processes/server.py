@@ -51,13 +51,10 @@ ABORT_GRACE = 3.0
 """Seconds for streams that are still running after the drain to send their error event."""
 
 
-def phase_of(state: EngineState) -> str:
-    """The phase in words. Without a GPU nothing is captured: each bucket is run once."""
-    return "warming up" if state.phase == "capturing" and not state.device_memory else state.phase
-
-
 def log_phase(state: EngineState, name: str = "engine") -> None:
-    log.info("%s: %s%s", name, phase_of(state), f" ({state.detail})" if state.detail else "")
+    """Logs the phase in words. Without a GPU nothing is captured: each bucket is run once."""
+    phase = "warming up" if state.phase == "capturing" and not state.device_memory else state.phase
+    log.info("%s: %s%s", name, phase, f" ({state.detail})" if state.detail else "")
 
 
 class Server(uvicorn.Server):

@@ -22,9 +22,8 @@ from service.api.engines.engines import Engines
 from service.api.engines.request_stream import EngineError
 from service.api.engines.shared_usage import UsageTable
 from service.hub.catalog import Catalog
-from service.link.config import EngineConfig
 from service.link.engine_link import START_TIMEOUT, EngineStarts
-from service.link.messages import Command, Detach
+from service.link.messages import Detach
 from service.metrics.metrics import Metrics
 from service.metrics.page import Families, families, labelled, lasting, merged, text, without_engines
 from service.processes.control import (
@@ -74,15 +73,16 @@ class EngineProcesses:
             for index, each in enumerate(starts)
         ]
         for index, client in enumerate(self._clients):
-            client.name = "engine" if alone else _name(index, starts[index].config)
+            gpu = starts[index].config.gpu
+            client.name = "engine" if alone else f"engine {index} on GPU {gpu}" if gpu else f"engine {index}"
             client.on_state = partial(log_phase, name=client.name)
         self.life = Engines(self._clients, metrics)
         """Starts and stops them."""
 
-    def send(self, command: Command) -> None:
-        """Sends a command to all engines."""
+    def detach(self, peer: str) -> None:
+        """Tells all engines that an API process has ended."""
         for client in self._clients:
-            client.send(command)
+            client.send(Detach(peer))
 
     @property
     def device(self) -> str:
@@ -102,10 +102,6 @@ class EngineProcesses:
 
     def _tell(self, index: int, address: str | None) -> None:
         self._announce(EngineNews(index, address, self._clients[index].restarts))
-
-
-def _name(index: int, config: EngineConfig) -> str:
-    return f"engine {index} on GPU {config.gpu}" if config.gpu else f"engine {index}"
 
 
 COLLECT_SECONDS = 2.0
@@ -350,7 +346,7 @@ class Supervisor:
             template,
             metrics,
             self._engines,
-            lambda peer: self._engines.send(Detach(peer)),
+            self._engines.detach,
             hang_timeout=settings.hang_timeout,
             start_timeout=START_TIMEOUT,
         )

@@ -63,7 +63,7 @@ def assert_idle(server: RunningServer) -> None:
 
     def nothing_held() -> bool:
         state = server.context.engine.state
-        return state is not None and not any(m.running + m.waiting + m.slots_used + m.pages_used for m in state.models)
+        return state is not None and not any(m.running + m.waiting + m.pages_used for m in state.models)
 
     wait(nothing_held, what="slots and pages are given back")
 

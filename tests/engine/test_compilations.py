@@ -23,7 +23,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from torch import Tensor
 
-from service.engine.precompile import Compilations, ZeroAllocations, precompile, stamp_file
+from service.engine.start import Compilations, ZeroAllocations, precompile, stamp_file
 from service.graphs.observations import Observations
 from service.link.config import EngineConfig, ModelConfig, Quantization
 from tests.engine.speech.rig import WorkerRig
@@ -78,7 +78,7 @@ def test_a_warm_chat_model_is_as_it_was() -> None:
         engine.submit("first", tiny_prompt([[1, 2, 3], tiny_item(1, [8, 6]), [4]]), temperature=1.0, seed=5)
         engine.run()
         runner, tables = engine.worker._runner, vars(engine.worker._runner._state)
-        pages = [{name: cache.unflatten(0, (-1, 4)) for name, cache in layer.items()} for layer in runner._caches]
+        pages = [{name: cache.unflatten(0, (-1, 4)) for name, cache in layer.items()} for layer in runner.graphs.caches]
         state = {name: table for name, table in tables.items() if isinstance(table, Tensor)}
         before = snapshot([state, *pages])
         assert sum(1 for _ in engine.worker.warm_up()) > 20

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.engine.core.worker import MemoryRequirements, ModelWorker
-from service.engine.memory import MemoryPlanError, Reserved, Room, plan_pages, reserve, split_pages, with_gpu_bytes
+from service.engine.memory import MemoryPlanError, Reserved, Room, plan_pages, reserve, split_pages
 from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig, ModelConfig
 
@@ -64,9 +64,9 @@ def room(used: int, total: int) -> Callable[[], Room]:
 def test_the_size_of_a_gpu_decides_about_graphs_pictures_and_slots(
     total: int | None, graphs: float, embeddings: float, slots: int
 ) -> None:
-    found = with_gpu_bytes(config("a"), total)
+    found = config("a", gpu_bytes=total)
     assert (found.graph_bytes, found.encoder_cache_bytes, found.slots) == (graphs * GIB, embeddings * GIB, slots)
-    told = with_gpu_bytes(config("a", graph_memory=5 * GIB, encoder_cache=2 * GIB, max_running=7), total)
+    told = config("a", graph_memory=5 * GIB, encoder_cache=2 * GIB, max_running=7, gpu_bytes=total)
     assert (told.graph_bytes, told.encoder_cache_bytes, told.slots) == (5 * GIB, 2 * GIB, 7)
 
 
@@ -84,7 +84,7 @@ def test_the_size_of_a_gpu_decides_about_graphs_pictures_and_slots(
     ],
 )
 def test_graphs_leave_room_for_pages(used: int, settings: dict[str, Any], graphs: float, pages: int) -> None:
-    given = with_gpu_bytes(config("a", memory_share=0.875, **settings), 24 * GIB)
+    given = config("a", memory_share=0.875, **settings, gpu_bytes=24 * GIB)
     made, pool = workers(FakeWorker("a", GIB, min_pages=2)), GraphPool(torch.device("cpu"), given.graph_bytes)
     found = reserve(given, made, room(used * GIB, 24 * GIB))
     assert found is not None and found.graphs == graphs * GIB
@@ -108,7 +108,7 @@ def test_graphs_leave_room_for_pages(used: int, settings: dict[str, Any], graphs
 )
 def test_the_largest_graph_finds_room_if_usable_pages_are_left(left: int, largest: int, graphs: int) -> None:
     mib = 1 << 20
-    given = with_gpu_bytes(config("a", memory_share=1.0), 24 * GIB)
+    given = config("a", memory_share=1.0, gpu_bytes=24 * GIB)
     required = MemoryRequirements(workspace=largest * mib)
     made = workers(FakeWorker("a", mib // 2, min_pages=33, required=required))
     found = reserve(given, made, room(24 * GIB - (left + largest) * mib, 24 * GIB))

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from service.engine.core.pages import OutOfPages, PagePool
+from service.engine.core.pages import PagePool
 
 NUM_PAGES = 12
 
@@ -28,11 +28,10 @@ class PoolMachine(RuleBasedStateMachine):
         hits = self.pool.match(digests)
         shared = self.pool.share(digests[:hits])
         assert [self.content[page] for page in shared] == digests[:hits]
-        try:
-            own = self.pool.allocate(len(digests) - hits + more)
-        except OutOfPages:
+        if len(digests) - hits + more > self.pool.num_available:
             self.pool.release(shared)
             return
+        own = self.pool.allocate(len(digests) - hits + more)
         assert 0 not in own and not set(own) & {page for pages in self.held for page in pages}
         for page in own:
             self.content.pop(page, None)
@@ -79,7 +78,7 @@ def test_the_least_recently_used_page_is_evicted_and_the_last_of_a_prefix_first(
     assert (pool.match([b"2", b"22"]), pool.match([b"1", b"12"])) == (1, 2)
     pool.allocate(2)
     assert (pool.match([b"2"]), pool.match([b"1", b"12"])) == (0, 1)
-    with pytest.raises(OutOfPages, match="2 pages wanted, 1 available"):
+    with pytest.raises(AssertionError, match="2 pages wanted, 1 available"):
         pool.allocate(2)
 
 

@@ -18,10 +18,10 @@ from service.graphs.pool import (
     CaptureError,
     GraphPool,
     Interrupted,
-    PeakMemory,
     Segment,
+    bytes_beyond,
     claim_workspace,
-    peak_memory,
+    peak_segments,
     release_cached,
 )
 from tests.support.fake_cuda import GPU, FakeCuda
@@ -44,8 +44,8 @@ def test_a_run_takes_its_segments_or_what_it_allocates_if_that_is_more(
     cuda = FakeCuda(monkeypatch)
     cuda.hold(1000, [700, 500])
     cuda.run(700, [500, 200])  # without `empty_cache` what this leaves would hold the run
-    found = peak_memory(lambda: cuda.run(allocated, segments), GPU)
-    assert found == PeakMemory(num_bytes, tuple(Segment("large", size) for size in segments + rest))
+    found = peak_segments(lambda: cuda.run(allocated, segments), GPU)
+    assert found == [Segment("large", size) for size in segments + rest]
     assert peak_bytes(lambda: cuda.run(allocated, segments), GPU) == num_bytes
 
 
@@ -61,16 +61,15 @@ def test_a_run_takes_its_segments_or_what_it_allocates_if_that_is_more(
     ],
 )
 def test_segments_of_a_pool_hold_no_larger_ones(held: list[int], more: int) -> None:
-    needed = PeakMemory(190, tuple(Segment("large", size) for size in (60, 30, 100)))
-    assert needed.beyond(Segment("large", size) for size in held) == more
-    assert needed.beyond(Segment("small", size) for size in held) == 190
+    needed = [Segment("large", size) for size in (60, 30, 100)]
+    assert bytes_beyond((Segment("large", size) for size in held), needed) == more
+    assert bytes_beyond((Segment("small", size) for size in held), needed) == 190
 
 
 class Work:
     """A capturable whose forward allocates so many MiB in segments of these sizes."""
 
     def __init__(self, cuda: FakeCuda, allocated: int, segments: Sequence[int]) -> None:
-        self.name = "work"
         self._cuda = cuda
         self._allocated = allocated
         self._segments = segments
@@ -179,7 +178,6 @@ class Scratch:
     """A capturable that fills a tensor of each of these MiB at a time."""
 
     def __init__(self, *sizes: int) -> None:
-        self.name = f"scratch {sizes}"
         self._sizes = sizes
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
@@ -242,10 +240,9 @@ def test_on_a_gpu_a_recording_that_is_given_up_is_made_again(monkeypatch: pytest
 @pytest.mark.gpu
 def test_on_a_gpu_a_run_takes_what_it_fills() -> None:
     device = torch.device("cuda")
-    found = peak_memory(lambda: Scratch(30, 50).forward({}, {}), device)
-    assert 80 * MIB <= found.num_bytes <= 90 * MIB
-    assert found.num_bytes <= sum(segment.num_bytes for segment in found.segments) <= 90 * MIB
-    assert found.beyond([Segment("large", 60 * MIB), Segment("large", 40 * MIB)]) <= 2 * MIB
+    found = peak_segments(lambda: Scratch(30, 50).forward({}, {}), device)
+    assert 80 * MIB <= sum(segment.num_bytes for segment in found) <= 90 * MIB
+    assert bytes_beyond([Segment("large", 60 * MIB), Segment("large", 40 * MIB)], found) <= 2 * MIB
 
 
 @pytest.mark.gpu

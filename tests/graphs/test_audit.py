@@ -17,8 +17,6 @@ PARAMETER = torch.ones(4)
 
 
 class Forward:
-    name = "forward"
-
     def __init__(self, body: Callable[[Tensor], object]) -> None:
         self.body = body
 

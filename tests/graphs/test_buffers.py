@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.interfaces.capturable import Bucket, BufferSpec, Plan
-from service.graphs.buckets import cheapest, fits
+from service.graphs.buckets import LAUNCH_COST, Group, cheapest, combine, fits, pack
 from service.graphs.buffers import Layout, StaticBuffers, exact_buffers, upload_arrays
-from service.graphs.packing import LAUNCH_COST, Group, combine, pack
 from tests.support.devices import DEVICES
 
 SPECS = {

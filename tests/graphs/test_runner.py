@@ -91,6 +91,12 @@ def encode(runner: GraphRunner, items: Sequence[MediaItem], **options: object) -
     return run.outputs["embeds"][: sum(item.num_embeds for item in items)].clone(), run
 
 
+def bucket_of(runner: GraphRunner, required: Bucket) -> Bucket | None:
+    """That `run` would replay."""
+    graph = runner.graph_for(required)
+    return None if graph is None else graph.bucket
+
+
 FRAMES = st.lists(st.integers(1, 12).map(lambda n: 2 * n), min_size=1, max_size=3)
 
 
@@ -128,11 +134,12 @@ def test_replays_with_more_padding_than_the_list_means_them_to_have_are_few_miss
     runner, _ = encoder_runner("cpu", before_ready=buckets[-1:])
     item, exact = [tiny_item(0, [10])], buckets[0]
     for count in range(1, 49):
-        assert encode(runner, item)[1].bucket == buckets[-1]
-        assert runner.misses == count / 16
+        assert bucket_of(runner, runner.capturable.required(item)) == buckets[-1]
+        assert encode(runner, item)[1].route == "replay" and runner.misses == count / 16
     assert runner.capture_missed() and exact in runner.captured and runner.misses == 0
     for _ in range(3):
-        assert encode(runner, item)[1].bucket == exact and runner.misses == 0
+        assert bucket_of(runner, runner.capturable.required(item)) == exact
+        assert encode(runner, item)[1].route == "replay" and runner.misses == 0
     assert not runner.capture_missed()
 
 
@@ -144,7 +151,7 @@ def test_a_dense_bucket_holds_what_fills_it_and_is_captured_last() -> None:
     capture_all(runner)
     assert runner.captured == [*general[::-1], dense]
     for lengths, bucket in (([31], dense), ([32], dense), ([30], general[1]), ([14, 16], general[1])):
-        assert encode(runner, [tiny_item(0, lengths)])[1].bucket == bucket
+        assert bucket_of(runner, runner.capturable.required([tiny_item(0, lengths)])) == bucket
 
 
 BROKEN = (32, 48)
@@ -211,8 +218,6 @@ def test_memory_that_another_process_takes_during_a_capture_is_not_accounted(mon
 class Counter:
     """A capturable with slot state: adds to rows of a table by index, as a decode step does."""
 
-    name = "counter"
-
     def __init__(self, device: str) -> None:
         self.table = torch.zeros((8, 4), device=device)
 
@@ -265,9 +270,10 @@ def test_a_busy_runner_serves_between_the_parts_of_a_capture() -> None:
         assert runner.capture_missed()
     assert runner.captured == [{"rows": 4}] and runner.misses == 0 and not runner.capture_missed()
     for _ in range(3):
-        assert runner.run(small).bucket == {"rows": 4} and runner.run(large).route == "replay"
+        assert bucket_of(runner, small.required) == {"rows": 4} and runner.run(large).route == "replay"
+        runner.run(small)
         assert runner.capture_missed()
-    assert runner.run(small).bucket == {"rows": 2} and not runner.capture_missed()
+    assert bucket_of(runner, small.required) == {"rows": 2} and not runner.capture_missed()
 
 
 def test_a_runner_on_demand_captures_what_a_call_missed() -> None:

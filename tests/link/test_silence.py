@@ -118,7 +118,7 @@ def test_captures_are_announced_before_they_begin(monkeypatch: pytest.MonkeyPatc
         last.append(said is not None and said.phase == "ready" and said.occupied)
         raise RuntimeError("the device failed")
 
-    monkeypatch.setattr(rig.worker, "capture_next", capture)
+    monkeypatch.setattr(rig.engine._runners[0], "capture_next", capture)
     with pytest.raises(RuntimeError, match="the device failed"):
         rig.turn()
     assert last == [True]

@@ -57,7 +57,7 @@ OUTPUTS = [
         encoded=(ReferenceEncoded("r", CLIP),),
         failed=(Failed("r", 503, "code", "why"),),
         observations=(Observation("steps_total", 0.1),),
-        state=EngineState("ready", "", (ModelState("m", 1, 2, 3, 4, 5, 6),), 7),
+        state=EngineState("ready", "", (ModelState("m", 1, 2, 3, 4, 5),), 7),
     ),
 ]
 
@@ -126,7 +126,7 @@ def test_strided_arrays_arrive_in_order() -> None:
 
 @pytest.mark.parametrize("dtype", ["O", "U4", "complex64", ">f4", "datetime64[s]"])
 def test_other_dtypes_are_refused_when_sent(dtype: str) -> None:
-    with pytest.raises(wire.WireError, match="dtype"):
+    with pytest.raises(ValueError, match="dtype"):
         wire.encode(Outputs(encoded=(ReferenceEncoded("r", np.zeros(2, dtype=dtype)),)))
 
 

@@ -22,7 +22,7 @@ from models.interfaces.capturable import Bucket, BufferSpec, Capturable
 from models.layers import norms
 from models.layers.kv_cache import PagedBatch, StateRows
 from models.protocol import Decoder
-from service.engine.chat.slot_state import allocate_pending, allocate_states
+from service.engine.chat.slot_state import allocate_layers
 
 _HOST_READS = {
     *("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "cpu", "nonzero")
@@ -46,14 +46,15 @@ def audit(capturable: Capturable, bucket: Bucket) -> dict[str, BufferSpec]:
         with _no_tensors_from_memory(), _no_constants_of_a_cpu(), fake, _HostCalls(), _IndexedByData():
             outputs = capturable.forward(buffers, bucket)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise AuditError(f"{capturable.name}: {error.func} needs data on the host") from error
+        raise AuditError(f"{type(capturable).__name__}: {error.func} needs data on the host") from error
     return {name: BufferSpec(tuple(value.shape), value.dtype) for name, value in outputs.items()}
 
 
 def audited_decode(decoder: Decoder, rows: int) -> BufferSpec:
     """Shape and dtype of a decode step's logits; fake tensors raise where the decoder reads a value on the host."""
     with _no_constants_of_a_cpu(), FakeTensorMode(allow_non_fake_inputs=True):
-        states, read = allocate_states(decoder, 4, torch.device("cpu")), torch.empty(rows, dtype=torch.int64)
+        states = allocate_layers(decoder.state_specs(), 4, torch.device("cpu"))
+        read = torch.empty(rows, dtype=torch.int64)
         batch = PagedBatch(
             [spec.allocate(4, 16, torch.device("cpu"), torch.float32) for spec in decoder.cache_specs()],
             page_size=16,
@@ -73,8 +74,8 @@ def audited_verify(decoder: Decoder, rows: int, tokens: int) -> BufferSpec:
     """The same of a step with `tokens` tokens of each row, drafts among them, and of the drafter behind it."""
     with _no_constants_of_a_cpu(), FakeTensorMode(allow_non_fake_inputs=True):
         cpu, each = torch.device("cpu"), torch.empty(rows, dtype=torch.int64)
-        states = allocate_states(decoder, 4, cpu)
-        inputs = allocate_pending(decoder, 3, tokens - 1, cpu)
+        states = allocate_layers(decoder.state_specs(), 4, cpu)
+        inputs = allocate_layers(decoder.pending_specs(tokens), 4, cpu) if tokens > 1 else []
         batch = PagedBatch(
             [spec.allocate(4, 16, cpu, torch.float32) for spec in decoder.cache_specs()],
             page_size=16,

@@ -22,7 +22,7 @@ from models.layers.kernels import gpu, launch
 from models.layers.kernels.gemm_configs import using
 from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
 from models.layers.op import FALLBACKS
-from service.engine.precompile import compiling
+from service.engine.start import compiling
 
 H100 = next(one for one in ARCHITECTURES if one.capability == (9, 0))
 

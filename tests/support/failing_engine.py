@@ -20,6 +20,7 @@ import torch
 
 from service.engine import start
 from service.engine.chat.runner import ChatRunner
+from service.engine.speech import runner as speech_runner
 from service.engine.speech.runner import SpeechRunner
 from service.graphs.runner import GraphRunner
 from service.link.config import Channel, EngineConfig
@@ -39,7 +40,7 @@ def serve(config: EngineConfig, channel: Channel) -> None:
         (ChatRunner, "_launch_decode", "chat"),
         (ChatRunner, "_backbone", "chat"),
         (SpeechRunner, "launch_decode", "speech"),
-        (SpeechRunner, "_run_prompts", "speech_prefill"),
+        (speech_runner, "prompt_arrays", "speech_prefill"),
         (GraphRunner, "run", "encoder"),
     )
     with ExitStack() as stack:

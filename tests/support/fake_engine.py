@@ -192,5 +192,5 @@ def _speak(speech: Speech) -> SpeechDelta:
 
 
 def state_of(config: EngineConfig, phase: str, running: int) -> EngineState:
-    models = tuple(ModelState(model.name, running, 0, running, PAGES, running, 0) for model in config.models)
+    models = tuple(ModelState(model.name, running, 0, PAGES, running, 0) for model in config.models)
     return EngineState(phase, "", models, 0)

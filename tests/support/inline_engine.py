@@ -136,7 +136,7 @@ class InlineEngine:
         assert not worker._requests._sequences and not worker._in_flight
         assert not scheduler.waiting and not scheduler.running and not scheduler.rows.members
         assert not scheduler._prefilling
-        assert scheduler.slots.num_used == 0
+        assert scheduler.slots.num_free == scheduler.slots.num_slots
         assert worker._pages.num_used == 0
         worker._pages.check()
         assert worker._vision.cache.pinned_bytes == 0

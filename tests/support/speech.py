@@ -61,7 +61,7 @@ class SpeechRig:
         self.model = model
         self.bucket_list: list[Bucket] = [{"rows": bucket} for bucket in buckets]
         self.prefills = prefills
-        self.runners: dict[str, GraphRunner] = {}
+        self.runners: dict[tuple[type, object], GraphRunner] = {}
         self.device = torch.device(device)
         dtype = model.state_specs()["last_patch"].dtype
         self.cache = PagedCache(model.cache_specs(), num_pages, page_size, self.device, dtype)
@@ -217,10 +217,11 @@ class SpeechRig:
         return run.outputs["conditioning"][: len(inputs["last"])].clone()
 
     def _runner(self, step: Capturable, bucket_list: Sequence[Bucket]) -> GraphRunner:
-        runner = self.runners.get(step.name)
+        key = type(step), getattr(step, "solver", None)
+        runner = self.runners.get(key)
         if runner is None:
             pool = GraphPool(self.device, 8 << 30)
-            runner = self.runners[step.name] = GraphRunner("test", step.name, step, bucket_list, pool, Observations())
+            runner = self.runners[key] = GraphRunner("test", "step", step, bucket_list, pool, Observations())
             while runner.capture_next(idle=True):
                 pass
         return runner

@@ -34,7 +34,6 @@ class TinyEncoder(nn.Module):
     shift is 0 for every patch; a test that fills its padding with NaN poisons queries, keys and values there.
     """
 
-    name = "vision"
     rare_buckets: Sequence[Bucket] = ()
 
     def __init__(self) -> None:

@@ -22,9 +22,8 @@ from service.engine.core.readback import Mark, mark
 from service.engine.core.request_stats import RequestStats
 from service.engine.core.worker import MemoryRequirements, WorkerContext
 from service.engine.memory import peak_bytes
-from service.graphs.buckets import captured_first, cost_of, key_of
+from service.graphs.buckets import captured_first, combine, cost_of, key_of, pack
 from service.graphs.observations import Route
-from service.graphs.packing import combine, pack
 from service.graphs.runner import GraphRunner, Run
 
 log = logging.getLogger(__name__)

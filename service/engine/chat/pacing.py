@@ -208,8 +208,18 @@ _MAX_PUT_OFF = 3
 """Gaps in a row in which other work is put off for launches of other models."""
 
 
-class Gaps:
-    """Seconds of encoder passes and prefill chunks between the tokens of decode rows.
+ITL_TARGET = 0.0125
+"""Target in seconds between two tokens on a GPU if EngineConfig.itl_target is None."""
+UNPACED_CHUNKS = 0.5
+"""Seconds of a step's prefill chunks without a target (on a CPU): who comes meanwhile waits for the whole step."""
+MIN_CHUNK_TOKENS = 128
+"""Prefill tokens that a step may hold although nothing fits: if it must be launched in spite of its allowance, or if
+nothing is owed from earlier gaps."""
+
+
+class Pacing:
+    """The costs of a model's launches, and the seconds of encoder passes and prefill chunks in the gaps between the
+    tokens of its decode rows. Without a target for the gaps, the arbiter's allowance and UNPACED_CHUNKS limit work.
 
     A gap has room up to the target for the inter-token latency, or up to where the rows would fall below
     _MIN_DECODE_RATE, but always for _MIN_OTHER_SHARE, so that prompts make progress even when the rows leave no time.
@@ -220,18 +230,53 @@ class Gaps:
     in the next gap. If they cannot wait and take that one as well, and the next, it runs nevertheless.
     """
 
-    def __init__(self, target: float | None) -> None:
-        """target: seconds; None: no limit."""
-        self._target = target
+    def __init__(self, itl_target: float | None, max_step_tokens: int) -> None:
+        """itl_target: seconds; None: no target."""
+        self.costs = ChatCosts()
+        self._target = itl_target
+        self._max_step_tokens = max_step_tokens
         self._spent = 0.0
         self._owed = 0.0
         self._taken = 0.0
         self._put_off = 0
         """Number of last gaps in which other models launched and work was put off."""
 
-    @property
-    def paced(self) -> bool:
-        return self._target is not None
+    def start(self, runners: Mapping[str, GraphRunner], prefill: GraphRunner, pair: float) -> None:
+        """Starts from the seconds that were measured at the captures. runners: by kind of launch, but for prefills.
+        pair: seconds of a pair of a query and a cached key."""
+        for kind, runner in runners.items():
+            for size, seconds in runner.measured_seconds:
+                self.costs.observe(kind, size, seconds)
+        self.costs.prefill.start(dict(prefill.measured_seconds), pair)
+
+    def decode_seconds(self, rows: int, *, verifies: bool = False) -> float:
+        """Predicted seconds of a decode step; 0 without rows, and until one was measured. verifies: it has drafts."""
+        seconds = self.costs.mean("decode", rows) if rows else 0.0
+        return max(seconds, self.costs.mean("verify", rows)) if verifies else seconds
+
+    def smallest_step(self, rows: int, *, prefills: bool) -> float:
+        """Predicted seconds of a decode step and, if there are prompts, of the smallest chunk before it."""
+        return self.decode_seconds(rows) + (self.costs.prefill.seconds(MIN_CHUNK_TOKENS, 0) if prefills else 0.0)
+
+    def chunk_budget(self, rows: int, allowance: float, sizes: Sequence[int], *, must: bool) -> ChunkBudget:
+        """The budget of a step of chunks between steps of `rows` decode rows. allowance: seconds for it and one of
+        these. must: it may hold MIN_CHUNK_TOKENS even if that takes longer. sizes: tokens of the captured prefills."""
+        decode_seconds, paced = self.decode_seconds(rows), self._target is not None
+        seconds = allowance - decode_seconds
+        room = UNPACED_CHUNKS if not paced else self.room(decode_seconds) if rows else math.inf
+        min_tokens = MIN_CHUNK_TOKENS if must or not rows or self.free else 0
+        if must:
+            seconds, room = math.inf, min(seconds, room)
+        sizes = tuple(sizes) if paced else ()
+        return ChunkBudget(self._max_step_tokens, seconds, room, min_tokens, self.costs.prefill, sizes)
+
+    def encoder_room(self, rows: int, *, shared: bool) -> float:
+        """Seconds that an encoder pass should not exceed. shared: prefill chunks need a part of the gap, too."""
+        if not rows:
+            return math.inf
+        return self.room(self.decode_seconds(rows)) / (2 if shared else 1)
+
+    # The gap
 
     @property
     def due(self) -> bool:
@@ -247,14 +292,14 @@ class Gaps:
         """Seconds that are left in this gap beside a decode step of `decode_seconds` (0: not measured yet)."""
         return max(0.0, self._whole(decode_seconds) - self._spent - self._owed - self._counted)
 
-    def spend(self, seconds: float) -> None:
-        """Records that other work was launched."""
-        if self.paced:
+    def spend(self, rows: int, seconds: float) -> None:
+        """Records work that was launched while `rows` rows decode; with no rows it delays no token."""
+        if rows and self._target is not None:
             self._spent += seconds
 
-    def others_launched(self, seconds: float) -> None:
-        """Records a launch of another model."""
-        if self.paced:
+    def others_launched(self, rows: int, seconds: float) -> None:
+        """Records a launch of another model while `rows` rows decode."""
+        if rows and self._target is not None:
             self._taken += seconds
 
     def close(self, decode_seconds: float, *, put_off: bool = False) -> None:
@@ -279,70 +324,3 @@ class Gaps:
         at_least = decode_seconds * _MIN_OTHER_SHARE / (1 - _MIN_OTHER_SHARE)
         room = min(limit, decode_seconds / _MIN_DECODE_RATE if decode_seconds else limit) - decode_seconds
         return max(at_least, room)
-
-
-ITL_TARGET = 0.0125
-"""Target in seconds between two tokens on a GPU if EngineConfig.itl_target is None."""
-UNPACED_CHUNKS = 0.5
-"""Seconds of a step's prefill chunks without a target (on a CPU): who comes meanwhile waits for the whole step."""
-MIN_CHUNK_TOKENS = 128
-"""Prefill tokens that a step may hold although nothing fits: if it must be launched in spite of its allowance, or if
-nothing is owed from earlier gaps."""
-
-
-class Pacing:
-    """The costs of a model's launches, and the gaps between the tokens of its decode rows. Without a target for the
-    gaps, the arbiter's allowance and UNPACED_CHUNKS limit work."""
-
-    def __init__(self, itl_target: float | None, max_step_tokens: int) -> None:
-        """itl_target: seconds; None: no target."""
-        self.costs = ChatCosts()
-        self.gaps = Gaps(itl_target)
-        self._max_step_tokens = max_step_tokens
-
-    def start(self, runners: Mapping[str, GraphRunner], prefill: GraphRunner, pair: float) -> None:
-        """Starts from the seconds that were measured at the captures. runners: by kind of launch, but for prefills.
-        pair: seconds of a pair of a query and a cached key."""
-        for kind, runner in runners.items():
-            for size, seconds in runner.measured_seconds:
-                self.costs.observe(kind, size, seconds)
-        self.costs.prefill.start(dict(prefill.measured_seconds), pair)
-
-    def decode_seconds(self, rows: int, *, verifies: bool = False) -> float:
-        """Predicted seconds of a decode step; 0 without rows, and until one was measured. verifies: it has drafts."""
-        seconds = self.costs.mean("decode", rows) if rows else 0.0
-        return max(seconds, self.costs.mean("verify", rows)) if verifies else seconds
-
-    def chunk_budget(self, rows: int, allowance: float, sizes: Sequence[int], *, must: bool) -> ChunkBudget:
-        """The budget of a step of chunks between steps of `rows` decode rows. allowance: seconds for it and one of
-        these. must: it may hold MIN_CHUNK_TOKENS even if that takes longer. sizes: tokens of the captured prefills."""
-        decode_seconds = self.decode_seconds(rows)
-        seconds = allowance - decode_seconds
-        room = self.gaps.room(decode_seconds) if rows else math.inf
-        if not self.gaps.paced:
-            room = UNPACED_CHUNKS
-        min_tokens = MIN_CHUNK_TOKENS if must or not rows or self.gaps.free else 0
-        if must:
-            seconds, room = math.inf, min(seconds, room)
-        sizes = tuple(sizes) if self.gaps.paced else ()
-        return ChunkBudget(self._max_step_tokens, seconds, room, min_tokens, self.costs.prefill, sizes)
-
-    def encoder_room(self, rows: int, *, shared: bool) -> float:
-        """Seconds that an encoder pass should not exceed. shared: prefill chunks need a part of the gap, too."""
-        if not rows:
-            return math.inf
-        return self.gaps.room(self.decode_seconds(rows)) / (2 if shared else 1)
-
-    def spend(self, rows: int, seconds: float) -> None:
-        """Records work that was launched while `rows` rows decode; with no rows it delays no token."""
-        if rows:
-            self.gaps.spend(seconds)
-
-    def others_launched(self, rows: int, seconds: float) -> None:
-        """Records a launch of another model while `rows` rows decode."""
-        if rows:
-            self.gaps.others_launched(seconds)
-
-    def smallest_step(self, rows: int, *, prefills: bool) -> float:
-        """Predicted seconds of a decode step and, if there are prompts, of the smallest chunk before it."""
-        return self.decode_seconds(rows) + (self.costs.prefill.seconds(MIN_CHUNK_TOKENS, 0) if prefills else 0.0)

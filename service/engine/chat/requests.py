@@ -53,18 +53,6 @@ class Outbox:
             self._due = Outputs(chat=chat, failed=failed)
             self.deltas, self.failed = [], []
 
-    def end_guided(self, sequence: ChatSequence, verdict: str) -> None:
-        """Adds the output that ends an answer because of its grammar. verdict: see
-        service.engine.chat.guided.mask_server."""
-        if verdict == COMPLETE:
-            self.deltas.append(sequence.delta((), (), "stop"))
-        elif verdict == BROKEN:
-            message = "the process that follows the grammar of this answer failed"
-            self.failed.append(Failed(sequence.request_id, 503, "engine_error", message, retry_after=1.0))
-        else:
-            message = f"the answer cannot match its grammar: {verdict}"
-            self.failed.append(Failed(sequence.request_id, 400, "grammar_failed", message))
-
     def take(self, *, keep_back: bool) -> Outputs:
         """All output or, with `keep_back`, what was released."""
         if not (keep_back and self._keeps):
@@ -197,7 +185,14 @@ class ChatRequests:
 
     def end_guided(self, sequence: ChatSequence, verdict: str) -> None:
         """Ends an answer because of its grammar. verdict: see service.engine.chat.guided.mask_server."""
-        self._outbox.end_guided(sequence, verdict)
+        name, failed = sequence.request_id, self._outbox.failed
+        if verdict == COMPLETE:
+            self._outbox.deltas.append(sequence.delta((), (), "stop"))
+        elif verdict == BROKEN:
+            message = "the process that follows the grammar of this answer failed"
+            failed.append(Failed(name, 503, "engine_error", message, retry_after=1.0))
+        else:
+            failed.append(Failed(name, 400, "grammar_failed", f"the answer cannot match its grammar: {verdict}"))
         self.finish(sequence)
 
     def finish(self, sequence: ChatSequence, *, failed: bool = False) -> None:

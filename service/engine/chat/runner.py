@@ -1,9 +1,8 @@
-"""The device side of a chat model: caches, slot state, captured steps and eager prefills. Runs that need no
-request, such as measurements and warm-ups, are in warmup.py."""
+"""The device side of a chat model: caches, slot state, captured steps and eager prefills."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -12,31 +11,166 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.interfaces.capturable import Plan
+from models.interfaces.capturable import Bucket, Plan
 from models.protocol import ChatModel
-from service.engine.chat import warmup
 from service.engine.chat.graphs import ChatGraphs, StepSizes
 from service.engine.chat.guided.guidance import MaskJob, MaskTable
-from service.engine.chat.inputs import (
-    STATE_BUFFERS,
-    admission_arrays,
-    chunk_arrays,
-    history_arrays,
-    next_tokens,
-    required_prefill,
-)
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.sampler import log_probabilities
 from service.engine.chat.sequence import BlockAllocation, ChatSequence, Chunk, SamplerNeeds, Step
-from service.engine.chat.slot_state import SlotState, allocate_pending, allocate_states, row_bytes
-from service.engine.chat.steps import chunk_batch, run_chunks, with_features
+from service.engine.chat.slot_state import SAMPLED_INTS, IntColumn, SlotState, allocate_layers, row_bytes
+from service.engine.chat.steps import STATE_BUFFERS, with_features
 from service.engine.core.faults import RepeatableLaunchError, launch_errors, with_second_try
-from service.engine.core.pages import pages_for
+from service.engine.core.pages import block_tables, packed_chunks, pages_for
 from service.engine.core.worker import MemoryRequirements, WorkerContext
 from service.engine.memory import peak_bytes
 from service.graphs.buffers import upload_arrays
 from service.graphs.observations import Route
 from service.graphs.runner import GraphRunner
+from service.link.sampling import MAX_BIASES, MAX_STOP_IDS, FloatColumn
+
+# Host arrays of a step, made from scheduled chunks and sequences, to be uploaded.
+
+
+def required_prefill(chunks: tuple[Chunk, ...], feature_levels: int) -> Bucket:
+    """The smallest bucket that holds the chunks, for PrefillStep (service.engine.chat.steps)."""
+    required = {"tokens": sum(chunk.length for chunk in chunks), "sequences": len(chunks)}
+    if not feature_levels:
+        return required
+    media = any(True for chunk in chunks for _ in chunk.sequence.media_rows(chunk.start, chunk.end))
+    return required | {"levels": feature_levels if media else 0}
+
+
+def chunk_arrays(chunks: tuple[Chunk, ...], page_size: int, max_pages: int) -> dict[str, np.ndarray]:
+    """Chunks packed one behind the other; n is the number of their tokens.
+
+    tokens int64 [n], positions int64 [axes, n], and packed_chunks; chunk_slots int64 [chunks] and their block_tables
+    int32 [chunks, max_pages]. last_rows int64: the rows where prompts end. media_rows int64, only where positions take
+    embeddings of media; mark_rows int64, only where there are marks. For models with recurrent state also state_arrays.
+    """
+    lengths = np.array([chunk.length for chunk in chunks])
+    starts = np.cumsum(lengths) - lengths
+    lasts = [start + chunk.length - 1 for start, chunk in zip(starts, chunks, strict=True) if chunk.is_last]
+    arrays = {
+        "tokens": np.concatenate([chunk.sequence.token_ids(chunk.start, chunk.end) for chunk in chunks]),
+        "positions": np.concatenate([c.sequence.positions(c.start, c.end) for c in chunks], axis=1),
+        "chunk_slots": np.array([chunk.sequence.slot for chunk in chunks], dtype=np.int64),
+        "block_tables": block_tables([chunk.sequence.pages for chunk in chunks], max_pages),
+        "last_rows": np.array(lasts, dtype=np.int64),
+    } | packed_chunks([(chunk.sequence.pages, chunk.start, chunk.end) for chunk in chunks], page_size)
+    media = [
+        np.arange(rows.start, rows.end) - chunk.start + start
+        for start, chunk in zip(starts, chunks, strict=True)
+        for rows in chunk.sequence.media_rows(chunk.start, chunk.end)
+    ]
+    if media:
+        arrays["media_rows"] = np.concatenate(media)
+    marks = [
+        chunk.sequence.prompt.marks[chunk.sequence.marks(chunk.start, chunk.end)] - chunk.start + start
+        for start, chunk in zip(starts, chunks, strict=True)
+        if chunk.sequence.prompt.marks is not None
+    ]
+    if any(map(len, marks)):
+        arrays["mark_rows"] = np.concatenate(marks)
+    if chunks[0].sequence.state_rows:
+        arrays |= state_arrays(chunks)
+    return arrays
+
+
+def next_tokens(chunks: tuple[Chunk, ...]) -> np.ndarray:
+    """For each token of the chunks the id of the next one, int64 [n]: 0 if that is not known, -1 where it takes an
+    embedding of media."""
+    parts = []
+    for chunk in chunks:
+        sequence, start, end = chunk.sequence, chunk.start + 1, chunk.end + 1
+        ids = sequence.token_ids(start, end)
+        for rows in sequence.media_rows(start, end):
+            ids[rows.start - start : rows.end - start] = -1
+        parts += [ids, np.zeros(chunk.length - len(ids), np.int64)]
+    return np.concatenate(parts)
+
+
+def state_arrays(chunks: tuple[Chunk, ...]) -> dict[str, np.ndarray]:
+    """The rows of recurrent state that chunks read and write, as the fields of StateRows, each int64 [chunks]."""
+    rows = [
+        (s.state_read, s.state_rows[1], s.snapshot_row, max(0, chunk.snapshot_end - chunk.start))
+        for chunk in chunks
+        for s in (chunk.sequence,)
+    ]
+    return dict(zip(STATE_BUFFERS, np.array(rows, dtype=np.int64).T, strict=True))
+
+
+def admission_arrays(sequences: list[ChatSequence], vocab_size: int) -> dict[str, np.ndarray]:
+    """Rows of the slot state, by name, for sequences whose prefill ends in this step: the state of a decode step just
+    before it samples the first token.
+
+    vocab_size: larger ids cannot be sampled, and the tables of penalties have no column for them.
+    """
+    count = len(sequences)
+    ints = np.zeros((count, len(IntColumn)), dtype=np.int64)
+    floats = np.zeros((count, len(FloatColumn)), dtype=np.float32)
+    stop_ids = np.full((count, MAX_STOP_IDS), -1, dtype=np.int64)
+    bias_ids = np.zeros((count, MAX_BIASES), dtype=np.int64)
+    bias_values = np.zeros((count, MAX_BIASES), dtype=np.float32)
+    for row, sequence in enumerate(sequences):
+        sampling = sequence.sampling
+        ints[row], floats[row] = _int_row(sequence), sampling.floats()
+        stops = [token for token in sampling.stop_token_ids if token < vocab_size]
+        stop_ids[row, : len(stops)] = stops
+        bias_ids[row, : len(sampling.logit_bias)] = list(sampling.logit_bias)
+        bias_values[row, : len(sampling.logit_bias)] = list(sampling.logit_bias.values())
+    arrays: dict[str, np.ndarray] = {
+        "new_slots": np.array([sequence.slot for sequence in sequences], dtype=np.int64),
+        "new_ints": ints,
+        "new_floats": floats,
+        "new_stop_ids": stop_ids,
+        "new_bias_ids": bias_ids,
+        "new_bias_values": bias_values,
+    }
+    full = [sequence for sequence in sequences if sequence.needs_penalties_or_filters]
+    return arrays | (_penalty_arrays(full, vocab_size) if full else {})
+
+
+def history_arrays(sequences: list[ChatSequence]) -> dict[str, np.ndarray]:
+    """Entries of SlotState.history of newly admitted sequences: slots, positions and tokens, int64 [known tokens]."""
+    lengths = [sequence.num_tokens for sequence in sequences]
+    return {
+        "history_slots": np.repeat([sequence.slot for sequence in sequences], lengths),
+        "history_places": np.concatenate([np.arange(length) for length in lengths]),
+        "history_ids": np.concatenate([sequence.token_ids(0, sequence.num_tokens) for sequence in sequences]),
+    }
+
+
+def _int_row(sequence: ChatSequence) -> np.ndarray:
+    """A row of SlotState.ints."""
+    sampling, row = sequence.sampling, np.zeros(len(IntColumn), dtype=np.int64)
+    row[IntColumn.LENGTH] = sequence.num_tokens - 1
+    row[IntColumn.POSITION] = sequence.prompt.next_position + len(sequence.generated) - 1
+    row[IntColumn.GENERATED] = len(sequence.generated)
+    row[IntColumn.ACTIVE] = 1
+    row[IntColumn.SEED] = (sampling.seed + 2**63) % 2**64 - 2**63  # any integer, wrapped to 64 bits
+    row[IntColumn.STATED] = sequence.num_tokens
+    row[IntColumn.LIMIT] = sequence.max_new_tokens
+    for column in SAMPLED_INTS:
+        row[column] = getattr(sampling, column.name.lower())
+    if sequence.state_rows:  # The last chunk, with which this is sent, writes the second of them.
+        row[IntColumn.SPARE], row[IntColumn.STATE] = sequence.state_rows
+    return row
+
+
+def _penalty_arrays(sequences: list[ChatSequence], vocab_size: int) -> dict[str, np.ndarray]:
+    """Slots and ids, int64, of the distinct tokens of the prompts and of all tokens of the outputs so far."""
+    prompts = [np.unique(s.prompt.token_ids[s.prompt.token_ids < vocab_size]).astype(np.int64) for s in sequences]
+    outputs = [np.array(sequence.generated, dtype=np.int64) for sequence in sequences]
+    slots = np.array([sequence.slot for sequence in sequences], dtype=np.int64)
+    return {
+        "full_slots": slots,
+        "prompt_slots": np.repeat(slots, [len(ids) for ids in prompts]),
+        "prompt_ids": np.concatenate(prompts),
+        "output_slots": np.repeat(slots, [len(ids) for ids in outputs]),
+        "output_ids": np.concatenate(outputs),
+    }
+
 
 Embeds = Callable[[ChatSequence, int], Tensor]
 """The encoder's rows [num_embeds, embeds_width] of a sequence's item."""
@@ -46,7 +180,7 @@ StepKind = Literal["decode", "verify", "prefill"]
 @dataclass(frozen=True, eq=False)
 class PendingSampling:
     """The sampling of a held step, which waits for the masks of its rows. Until it is launched, no other step of the
-    model may be, since that would overwrite the hidden states (GuidedLayersStep). An encoder pass may be launched: its
+    model may be, since that would overwrite the hidden states (LayersStep). An encoder pass may be launched: its
     graphs have their own outputs, and it touches no slot state."""
 
     slots: np.ndarray
@@ -76,7 +210,7 @@ class ChatRunner:
         self._name = name
         self._decoder = model.decoder
         self._context = context
-        page_size, hidden_size = context.config.page_size, model.decoder.hidden_size
+        page_size = context.config.page_size
         lookup, drafter = context.config.drafts == "lookup", model.decoder.drafter is not None
         self.drafts = context.config.draft_tokens if lookup or drafter else 0
         """Drafts of each row in a step that has any; 0: no step has."""
@@ -84,8 +218,8 @@ class ChatRunner:
         """Positions behind the keys of a step to which its drafter writes."""
         max_pages = pages_for(max_context + self.drafts, page_size)
         history = (max_pages + 1) * page_size if lookup else 0
-        self._sizes = StepSizes(page_size, max_pages, hidden_size, vocab_limit, self.drafts, history)
-        self.embeds_width = hidden_size * (1 + model.decoder.feature_levels)
+        self._sizes = StepSizes(page_size, max_pages, vocab_limit, self.drafts, history)
+        self.embeds_width = model.decoder.hidden_size * (1 + model.decoder.feature_levels)
         """Width of the encoder's rows: an embedding followed by its features (Decoder.feature_levels)."""
 
     @property
@@ -98,7 +232,7 @@ class ChatRunner:
         """Allocates the caches, the slot state and the recurrent state. masks: int32 [slots, words], where mask servers
         write."""
         self.graphs = self._make_graphs(num_pages, state_rows)
-        self._state, self._caches = self.graphs.state, self.graphs.caches
+        self._state = self.graphs.state
         self._masks = MaskTable(self._state, masks)
 
     def _make_graphs(self, num_pages: int, state_rows: int) -> ChatGraphs:
@@ -108,8 +242,9 @@ class ChatRunner:
             spec.allocate(num_pages, sizes.page_size, device, self._context.dtype)
             for spec in self._decoder.cache_specs()
         ]
-        states = allocate_states(self._decoder, state_rows, device)
-        pending = allocate_pending(self._decoder, config.slots, self.drafts, device)
+        states = allocate_layers(self._decoder.state_specs(), state_rows, device)
+        inputs = self._decoder.pending_specs(1 + self.drafts) if self.drafts else []
+        pending = allocate_layers(inputs, config.slots + 1, device)
         state = SlotState(
             config.slots, sizes.max_pages, sizes.vocab_limit, device, states, pending, sizes.drafts, sizes.history
         )
@@ -123,10 +258,7 @@ class ChatRunner:
         graphs = self._make_graphs(num_pages=1, state_rows=1)
         num_bytes = graphs.state.num_bytes + graphs.held_hidden.nbytes
         num_bytes += state_rows * row_bytes(self._decoder.state_specs())
-        return MemoryRequirements(max(peak_bytes(run, device) for run in warmup.largest_runs(graphs)), num_bytes)
-
-    def warm_up(self) -> Iterator[None]:
-        return warmup.warm_up(self.graphs)
+        return MemoryRequirements(max(peak_bytes(run, device) for run in graphs.largest_runs()), num_bytes)
 
     @property
     def prefill_sizes(self) -> tuple[int, ...]:
@@ -136,7 +268,7 @@ class ChatRunner:
     def calibrate(self, pacing: Pacing, encoder: GraphRunner) -> None:
         """Starts `pacing` from what the captures measured, and from what cached keys cost."""
         runners = {"decode": self.graphs.decode[False], "verify": self.graphs.verify[False], "encoder": encoder}
-        pacing.start(runners, self.graphs.cached_prefill, warmup.pair_seconds(self.graphs))
+        pacing.start(runners, self.graphs.cached_prefill, self.graphs.pair_seconds())
 
     def launch(self, step: Step, embeds: Embeds) -> StepOutput:
         """Launches one step. embeds: the encoder outputs of an item of a sequence.
@@ -242,8 +374,7 @@ class ChatRunner:
         if prefill is not None:
             hidden = self._replay_prefill(prefill, chunks, arrays, hidden, sent)
         else:
-            batch = chunk_batch(sent, self._state, self._caches, sizes.page_size)
-            hidden = run_chunks(self._decoder, hidden, sent["positions"], batch, sent)
+            hidden = self.graphs.eager_chunks(hidden, sent)
         if ends:
             self._admit(sent)  # After the launch of the pass, which a GPU then runs meanwhile.
         marks = sent.get("mark_rows")
@@ -262,7 +393,7 @@ class ChatRunner:
         required = required_prefill(chunks, self._decoder.feature_levels)
         graph = prefill.graph_for(required)
         assert graph is not None
-        hidden = with_features(hidden, self._sizes.hidden_size * (1 + graph.bucket.get("levels", 0)))
+        hidden = with_features(hidden, self._decoder.hidden_size * (1 + graph.bucket.get("levels", 0)))
         named = {"cu_seqlens": arrays["cu_seqlens_q"]}
         if prefill is self.graphs.cached_prefill:
             named |= {"slots": arrays["chunk_slots"], "seq_lens": np.diff(arrays["cu_seqlens_k"])}

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from models.interfaces.capturable import BufferSpec
-from models.protocol import Decoder
 from service.link.sampling import MAX_BIASES, MAX_STOP_IDS, SamplingOptions, SamplingParams
 
 
@@ -100,17 +99,10 @@ class SlotState:
         return sum(table.nbytes for table in chain(tables, *(layer.values() for layer in self.pending)))
 
 
-def allocate_states(decoder: Decoder, num_rows: int, device: torch.device) -> list[dict[str, Tensor]]:
-    """The recurrent states of each layer that has one, zeros [num_rows, *shape]."""
-    return _allocate(decoder.state_specs(), num_rows, device)
-
-
-def allocate_pending(decoder: Decoder, num_slots: int, drafts: int, device: torch.device) -> list[dict[str, Tensor]]:
-    """The inputs of the last step of each slot in each layer with recurrent state; none without drafts."""
-    return _allocate(decoder.pending_specs(1 + drafts), num_slots + 1, device) if drafts else []
-
-
-def _allocate(layers: Sequence[Mapping[str, BufferSpec]], rows: int, device: torch.device) -> list[dict[str, Tensor]]:
+def allocate_layers(
+    layers: Sequence[Mapping[str, BufferSpec]], rows: int, device: torch.device
+) -> list[dict[str, Tensor]]:
+    """The tables of each layer with recurrent state, zeros [rows, *shape]."""
     return [
         {name: torch.zeros((rows, *spec.shape), dtype=spec.dtype, device=device) for name, spec in specs.items()}
         for specs in layers

@@ -80,25 +80,13 @@ def decode_rows(
     tokens, positions, slot_mapping = (torch.empty(rows, dtype=torch.int64, device=device) for _ in range(3))
     tables = torch.empty((rows, max_pages), dtype=torch.int32, device=device)
     seq_lens = torch.empty(rows, dtype=torch.int32, device=device)
+    made = tokens, positions, slot_mapping, tables, seq_lens
     if rows:
-        launch(
-            _decode_rows_kernel,
-            (rows,),
-            slots,
-            state.ints,
-            state.block_tables,
-            tokens,
-            positions,
-            slot_mapping,
-            tables,
-            seq_lens,
-            state.block_tables.stride(0),
-            max_pages,
-            INTS=_INTS,
-            PAGE=page_size,
-            BLOCK=min(1024, triton.next_power_of_2(max_pages)),
-        )
-    return tokens, positions, slot_mapping, tables, seq_lens
+        given = slots, state.ints, state.block_tables
+        sizes = state.block_tables.stride(0), max_pages
+        block = min(1024, triton.next_power_of_2(max_pages))
+        launch(_decode_rows_kernel, (rows,), *given, *made, *sizes, INTS=_INTS, PAGE=page_size, BLOCK=block)
+    return made
 
 
 @triton.jit
@@ -287,30 +275,23 @@ def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState, mask_rows: Te
     int32 [rows, 2] as of service.engine.chat.steps.Sampling; commits them."""
     rows, columns = logits.shape
     guided = mask_rows is not None
-    # Without masks neither pointer is read.
-    masks = (state.allowed, slots if mask_rows is None else mask_rows)
-    words = state.allowed.shape[1]
+    # Without masks neither of their pointers is read.
+    given = logits, state.allowed, slots if mask_rows is None else mask_rows, slots
     device = logits.device
     blocks = triton.cdiv(columns, _ENTRIES)
     peaks, sums = (torch.empty((rows, blocks), device=device) for _ in range(2))
     best = torch.empty((rows, blocks), dtype=torch.int32, device=device)
+    summary, sizes = (peaks, sums, best), (logits.stride(0), state.allowed.shape[1], columns, blocks)
     results = torch.empty((rows, 2), dtype=torch.int32, device=device)
     if rows == 0:
         return results
     launch(
         _summarise_kernel,
         (rows, triton.cdiv(blocks, _BLOCKS)),
-        logits,
-        *masks,
-        slots,
+        *given,
         state.floats,
-        peaks,
-        sums,
-        best,
-        logits.stride(0),
-        words,
-        columns,
-        blocks,
+        *summary,
+        *sizes,
         FLOATS=_FLOATS,
         BLOCKS=_BLOCKS,
         ENTRIES=_ENTRIES,
@@ -319,20 +300,13 @@ def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState, mask_rows: Te
     launch(
         _choose_kernel,
         (rows,),
-        logits,
-        *masks,
-        slots,
+        *given,
         state.ints,
         state.floats,
         state.stop_ids,
-        peaks,
-        sums,
-        best,
+        *summary,
         results,
-        logits.stride(0),
-        words,
-        columns,
-        blocks,
+        *sizes,
         INTS=_INTS,
         FLOATS=_FLOATS,
         STOPS=MAX_STOP_IDS,

@@ -21,9 +21,11 @@ from models.layers.kv_cache import STATE_INTERVAL, PagedBatch, StateRows
 from models.layers.op import op
 from models.protocol import Decoder
 from service.engine.chat.drafts import MAX_ROWS, Drafting, accept, drafted_state, look_up
-from service.engine.chat.inputs import STATE_BUFFERS
 from service.engine.chat.sampler import apply_penalties_and_filters, choose, corrupt_rows, mask_logits
 from service.engine.chat.slot_state import IntColumn, SlotState
+
+STATE_BUFFERS = ("state_read", "state_write", "snapshot_rows", "snapshot_ends")
+"""Buffers of chunks of models with recurrent state, each int64 [sequences]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,12 +153,17 @@ def state_rows(slots: Tensor, state: SlotState) -> StateRows | None:
 @dataclass(frozen=True, eq=False)
 class LayersStep:
     """The first half of a decode step: the decoder's layers over every slot's token. Bucket: rows, pages (of the
-    longest sequence). Output: hidden [rows, hidden_size]."""
+    longest sequence). Output: hidden [rows, hidden_size].
+
+    With guided rows the hidden states stay in `held_hidden` [rows of the largest bucket, hidden_size] for the sampling,
+    which is launched later, so there are no outputs to copy.
+    """
 
     decoder: Decoder
     state: SlotState
     caches: Sequence[Mapping[str, Tensor]]
     page_size: int
+    held_hidden: Tensor | None = None
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         return {"slots": BufferSpec((bucket["rows"],), torch.int64)}
@@ -169,24 +176,10 @@ class LayersStep:
         states = state_rows(slots, self.state)
         batch = PagedBatch(self.caches, self.page_size, slot_mapping, slots.shape[0], tables, seq_lens, states=states)
         positions = positions[None].expand(self.decoder.position_axes, -1)
-        return {"hidden": self.decoder.forward(self.decoder.embed(tokens), positions, batch)}
-
-
-@dataclass(frozen=True, eq=False)
-class GuidedLayersStep:
-    """The layers of a batch with guided decode rows. The hidden states stay in `held_hidden` [rows of the largest
-    bucket, hidden_size] for the sampling, which is launched later, so there are no outputs to copy. Bucket: as
-    LayersStep."""
-
-    layers: LayersStep
-    held_hidden: Tensor
-    name = "guided_layers"
-
-    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        return self.layers.buffer_specs(bucket)
-
-    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        self.held_hidden[: bucket["rows"]] = self.layers.forward(buffers, bucket)["hidden"]
+        hidden = self.decoder.forward(self.decoder.embed(tokens), positions, batch)
+        if self.held_hidden is None:
+            return {"hidden": hidden}
+        self.held_hidden[: bucket["rows"]] = hidden
         return {}
 
 
@@ -196,10 +189,6 @@ class DecodeStep:
 
     layers: LayersStep
     sampling: Sampling
-
-    @property
-    def name(self) -> str:
-        return "decode_full" if self.sampling.full else "decode"
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         return self.layers.buffer_specs(bucket)
@@ -218,10 +207,6 @@ class VerifyStep:
 
     layers: LayersStep
     sampling: Sampling
-
-    @property
-    def name(self) -> str:
-        return "verify_full" if self.sampling.full else "verify"
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         return self.layers.buffer_specs(bucket)
@@ -281,29 +266,21 @@ class PrefillStep:
     Otherwise whole prompts or their first chunks, which attend to their own keys, packed.
     """
 
-    decoder: Decoder
-    state: SlotState
-    caches: Sequence[Mapping[str, Tensor]]
-    page_size: int
-    hidden_size: int
+    layers: LayersStep
     dtype: torch.dtype
     cached: bool
 
-    @property
-    def name(self) -> str:
-        return "cached_prefill" if self.cached else "prefill"
-
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        tokens, sequences = bucket["tokens"], bucket["sequences"]
+        tokens, sequences, decoder = bucket["tokens"], bucket["sequences"], self.layers.decoder
         specs = {
-            "hidden": BufferSpec((tokens, (1 + bucket.get("levels", 0)) * self.hidden_size), self.dtype),
-            "positions": BufferSpec((tokens, self.decoder.position_axes), torch.int64),
+            "hidden": BufferSpec((tokens, (1 + bucket.get("levels", 0)) * decoder.hidden_size), self.dtype),
+            "positions": BufferSpec((tokens, decoder.position_axes), torch.int64),
             "slot_mapping": BufferSpec((tokens,), torch.int64),
             "cu_seqlens": BufferSpec((sequences + 1,), torch.int32),
         }
-        if self.decoder.drafter is not None:
+        if decoder.drafter is not None:
             specs["next_tokens"] = BufferSpec((tokens,), torch.int64)
-        if self.state.states:
+        if self.layers.state.states:
             specs |= {name: BufferSpec((sequences,), torch.int64) for name in STATE_BUFFERS}
         if self.cached:
             specs["slots"] = BufferSpec((sequences,), torch.int64)
@@ -311,33 +288,18 @@ class PrefillStep:
         return specs
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        ends = buffers["cu_seqlens"]
+        ends, layers = buffers["cu_seqlens"], self.layers
         batch = PagedBatch(
-            self.caches,
-            self.page_size,
+            layers.caches,
+            layers.page_size,
             buffers["slot_mapping"],
             cu_seqlens_q=ends,
             cu_seqlens_k=None if self.cached else ends,
-            prefill_tables=self.state.block_tables[buffers["slots"]] if self.cached else None,
+            prefill_tables=layers.state.block_tables[buffers["slots"]] if self.cached else None,
             prefill_lens=buffers["seq_lens"] if self.cached else None,
-            states=chunk_states(buffers, self.state.states),
+            states=chunk_states(buffers, layers.state.states),
         )
-        return {"hidden": run_chunks(self.decoder, buffers["hidden"], buffers["positions"].T, batch, buffers)}
-
-
-def chunk_batch(
-    sent: Mapping[str, Tensor], state: SlotState, caches: Sequence[Mapping[str, Tensor]], page_size: int
-) -> PagedBatch:
-    """The batch of an eager pass over chunks. sent: service.engine.chat.inputs.chunk_arrays."""
-    return PagedBatch(
-        caches,
-        page_size,
-        sent["slot_mapping"],
-        cu_seqlens_q=sent["cu_seqlens_q"],
-        cu_seqlens_k=sent["cu_seqlens_k"],
-        context_slots=sent.get("context_slots"),
-        states=chunk_states(sent, state.states),
-    )
+        return {"hidden": run_chunks(layers.decoder, buffers["hidden"], buffers["positions"].T, batch, buffers)}
 
 
 def run_chunks(
@@ -371,16 +333,11 @@ class SampleStep:
     """Sampling for the prompts that end in a step of chunks. Bucket: rows. Output: that of Sampling."""
 
     sampling: Sampling
-    hidden_size: int
     dtype: torch.dtype
 
-    @property
-    def name(self) -> str:
-        return "sample_full" if self.sampling.full else "sample"
-
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        rows = bucket["rows"]
-        return {"slots": BufferSpec((rows,), torch.int64), "hidden": BufferSpec((rows, self.hidden_size), self.dtype)}
+        rows, hidden_size = bucket["rows"], self.sampling.decoder.hidden_size
+        return {"slots": BufferSpec((rows,), torch.int64), "hidden": BufferSpec((rows, hidden_size), self.dtype)}
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         return self.sampling(buffers["slots"], buffers["hidden"], draft=True)
@@ -394,17 +351,12 @@ class GuidedSampleStep:
     use mask 0. Bucket: rows. Output: that of Sampling.
     """
 
-    state: SlotState
     sampling: Sampling
     held_hidden: Tensor
-
-    @property
-    def name(self) -> str:
-        return "guided_sample_full" if self.sampling.full else "guided_sample"
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         return {}
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        slots, mask_rows = self.state.sampled[:, : bucket["rows"]]
+        slots, mask_rows = self.sampling.state.sampled[:, : bucket["rows"]]
         return self.sampling(slots, self.held_hidden[: bucket["rows"]], mask_rows)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import cast
 
@@ -21,29 +22,148 @@ from models.interfaces.processor import ChatProcessor
 from models.layers.kv_cache import STATE_INTERVAL
 from models.protocol import ChatModel
 from service.engine.chat.drafts import NOT_DRAFTED, DraftLength
-from service.engine.chat.encoder import EncodeError, VisionStage
-from service.engine.chat.guided.guidance import Guidance, MaskJob, hosts_of
-from service.engine.chat.in_flight import InFlight, Launch
-from service.engine.chat.pacing import ITL_TARGET, Pacing
+from service.engine.chat.encoder import Encoded, EncodeError, VisionStage
+from service.engine.chat.guided.guidance import Guidance, MaskJob, Unread, hosts_of
+from service.engine.chat.pacing import ITL_TARGET, ChunkBudget, Pacing
 from service.engine.chat.requests import ChatLimits, ChatRequests, Outbox, token_infos
-from service.engine.chat.runner import ChatRunner, StepOutput
+from service.engine.chat.runner import ChatRunner, PendingSampling, StepOutput
 from service.engine.chat.scheduler import Scheduler
-from service.engine.chat.sequence import ChatSequence, Step
+from service.engine.chat.sequence import ChatSequence, Chunk, Step
 from service.engine.chat.slot_state import row_bytes
 from service.engine.chat.states import MOST_EACH, ROWS_EACH, StatePool
 from service.engine.core.faults import LaunchError, launch_errors
 from service.engine.core.pages import PagePool, SlotPool, pages_for
 from service.engine.core.readback import Readback
-from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
+from service.engine.core.worker import UNNOTICED, MemoryRequirements, WorkerContext
 from service.engine.memory import state_bytes
 from service.graphs.runner import GraphRunner
 from service.link.config import ConfigurationError
-from service.link.messages import Abort, ChatRequest, ModelState, Outputs, PhaseTimes, TokenInfo
+from service.link.messages import Abort, ChatRequest, Control, ModelState, Outputs, Request, TokenInfo
 
 _MAX_IN_FLIGHT = 2
 """Launches in flight: one runs and the next is queued behind it, so that the GPU does not wait for Python."""
 _MIN_CONTEXT = 512
 """The engine does not start if its pages hold fewer positions than this, or than the context of a shorter model."""
+
+
+@dataclass(eq=False)
+class Launch:
+    """A step or an encoder pass whose results have not been read."""
+
+    kind: str
+    """StepKind of a step, or "encoder"."""
+    size: int
+    """Decode rows, tokens of chunks or patches of an encoder pass."""
+    route: str
+    launched_at: float
+    """On the worker's clock."""
+    predicted: float
+    """Seconds that it was predicted to take."""
+    host_seconds: float = 0.0
+    """Time that Python spent on it so far."""
+    readback: Readback | None = None
+    """None while the step is held."""
+    sequences: tuple[ChatSequence, ...] = ()
+    """Sequences of the rows of the results: decode rows, or prompts whose last chunks these are."""
+    drafts: int = 0
+    """Of each row; the results then have 1 + drafts rows for each of `sequences`."""
+    chunks: tuple[Chunk, ...] = ()
+    budget: ChunkBudget | None = None
+    """What its chunks spent, if there are any."""
+    encoded: Encoded | None = None
+    """Set for an encoder pass."""
+    pending_sampling: PendingSampling | None = None
+    """Set while the step is held: until its sampling is launched."""
+    masks: MaskJob | None = None
+    """The masks that a held step waits for."""
+    timing_valid: bool = True
+    """False if its duration says nothing about its cost: for a held step with an encoder pass between its layers and
+    its sampling, and behind a launch of another model."""
+
+    @property
+    def rows(self) -> int:
+        """Number of sequences that it computes for: decode rows or chunks."""
+        return len(self.sequences) + sum(not chunk.is_last for chunk in self.chunks)
+
+    @property
+    def arrived(self) -> bool:
+        return self.readback is not None and self.readback.ready()
+
+    def wait(self) -> None:
+        """Blocks until its results, or the masks of a held step, have arrived."""
+        if self.readback is not None:
+            self.readback.wait()
+        elif self.masks is not None:
+            self.masks.wait()
+
+
+class InFlight:
+    """Launches in the order in which their results arrive."""
+
+    def __init__(self) -> None:
+        self._launches: deque[Launch] = deque()
+        self._last_read_at = -math.inf
+        self._behind_others = False
+        """Whether another model launched after the last step or pass here."""
+
+    def __len__(self) -> int:
+        return len(self._launches)
+
+    def __getitem__(self, index: int) -> Launch:
+        return self._launches[index]
+
+    @property
+    def held(self) -> Launch | None:
+        """The step whose sampling waits for masks: always the last one."""
+        last = self._launches[-1] if self._launches else None
+        return last if last is not None and last.pending_sampling is not None else None
+
+    def unread(self, sequences: Sequence[ChatSequence]) -> list[Unread]:
+        """Where tokens of these sequences that were launched but not read yet will arrive. When a step is launched, at
+        most one other has not been read."""
+        launch = next((launch for launch in self._launches if launch.readback and launch.sequences), None)
+        if launch is None or launch.readback is None:
+            return [()] * len(sequences)
+        rows = {sequence: row for row, sequence in enumerate(launch.sequences)}
+        return [((launch.readback, rows[one]),) if one in rows else () for one in sequences]
+
+    def holds(self, readbacks: Sequence[Readback]) -> bool:
+        """Whether the results of a launch with one of these have not been read."""
+        return any(launch.readback is readback for launch in self._launches for readback in readbacks)
+
+    def add(self, launch: Launch) -> None:
+        """Adds a step, or an encoder pass, whose results arrive before those of a held step."""
+        launch.timing_valid, self._behind_others = not self._behind_others, False
+        if (held := self.held) is None:
+            self._launches.append(launch)
+        else:
+            held.timing_valid = False
+            self._launches.insert(len(self._launches) - 1, launch)
+
+    def others_launched(self) -> None:
+        """Another model launched: behind the last step here, or between the layers of a held one and its sampling."""
+        self._behind_others = True
+        if (held := self.held) is not None:
+            held.timing_valid = False
+
+    def pop(self, now: float) -> tuple[Launch, float]:
+        """Removes the oldest launch, which has arrived. Returns it with its seconds: since it was launched, or since
+        the previous one was read, if that was later."""
+        launch, before = self._launches.popleft(), self._last_read_at
+        self._last_read_at = now
+        return launch, now - max(launch.launched_at, before)
+
+    def backlog(self, now: float) -> float:
+        """Predicted seconds until the launches have finished."""
+        if not self._launches:
+            return 0.0
+        started = max(self._launches[0].launched_at, self._last_read_at)
+        return max(0.0, sum(launch.predicted for launch in self._launches) - (now - started))
+
+    def wait(self) -> None:
+        """Waits for the oldest results. With a held step: for the tokens that its masks depend on or, once these are
+        there, for the masks, but only for a while."""
+        (self.held or self._launches[0]).wait()
 
 
 class ChatWorker:
@@ -112,19 +232,16 @@ class ChatWorker:
 
     @property
     def graph_runners(self) -> list[GraphRunner]:
-        """In the order of their captures. Where graphs have little room, the encoder's large ones would take all of it,
-        and they gain the least: the GPU computes longer than the launches take. They can use the memory of prefills."""
+        """Where graphs have little room, the encoder's large ones would take all of it, and they gain the least: the
+        GPU computes longer than the launches take. So they come last. They can use the memory of prefills."""
         return [*self._runner.graphs.runners, self._vision.runner]
-
-    def capture_next(self, *, idle: bool) -> bool:
-        return any(runner.capture_next(idle=idle) for runner in self.graph_runners)
 
     def calibrate(self) -> None:
         if self._context.device.type == "cuda":
             self._runner.calibrate(self._pacing, self._vision.runner)
 
     def warm_up(self) -> Iterator[None]:
-        return chain(self._runner.warm_up(), self._vision.warm_up())
+        return chain(self._runner.graphs.warm_up(), self._vision.warm_up())
 
     # Commands
 
@@ -165,7 +282,7 @@ class ChatWorker:
         self._pacing.others_launched(len(self._scheduler.rows.slots), seconds)
 
     def due(self) -> bool:
-        return self._pacing.gaps.due and len(self._scheduler.rows.slots) > 0 and self._in_flight.held is None
+        return self._pacing.due and len(self._scheduler.rows.slots) > 0 and self._in_flight.held is None
 
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
         """Launches an encoder pass or a step; behind a held step only an encoder pass. They alternate while both have
@@ -183,7 +300,7 @@ class ChatWorker:
 
     def _launch_encode(self, now: float, allowance: float, must: bool) -> bool:
         rows = len(self._scheduler.rows.slots)
-        if not self._vision.has_work() or (rows and not self._pacing.gaps.free):
+        if not self._vision.has_work() or (rows and not self._pacing.free):
             return False
         costs, room = self._pacing.costs, self._pacing.encoder_room(rows, shared=self._scheduler.prefilling)
         parts = self._vision.next_group(lambda patches: costs.mean("encoder", patches) <= min(allowance, room))
@@ -267,7 +384,7 @@ class ChatWorker:
 
     def _close_gap(self, decode_seconds: float) -> None:
         if not self._rows_wait:
-            self._pacing.gaps.close(decode_seconds, put_off=self._chunks_put_off or self._vision.has_work())
+            self._pacing.close(decode_seconds, put_off=self._chunks_put_off or self._vision.has_work())
 
     def _can_start(self, sequence: ChatSequence) -> bool:
         return sequence.has_guide and self._vision.has_embeddings(sequence)
@@ -371,7 +488,9 @@ class ChatWorker:
                 sequence.num_stated = sequence.num_tokens - 1
             new = tuple(tokens[row : row + count])
             generated = sequence.generated
-            times = self._first_times(sequence, now) if launch.chunks and not generated else None
+            times = sequence.stats.times(now) if launch.chunks and not generated else None
+            if times is not None:
+                self._observations.observe("prefill_duration_seconds", now - times.scheduled, model=self.name)
             generated.extend(new)
             infos: tuple[TokenInfo, ...] = ()
             if with_logprobs:
@@ -395,12 +514,6 @@ class ChatWorker:
             self._requests.finish(sequence)
         if launch.drafts:
             self._scheduler.rows.leave()
-
-    def _first_times(self, sequence: ChatSequence, now: float) -> PhaseTimes:
-        times = sequence.stats.times(now)
-        assert times is not None
-        self._observations.observe("prefill_duration_seconds", now - times.scheduled, model=self.name)
-        return times
 
     def _settle(self, sequence: ChatSequence, drafts: int, count: int, stops: list[int]) -> None:
         """Counts the drafts of a row that brought `count` tokens, beside one that stopped it. stops [1 + drafts]: as of
@@ -433,7 +546,6 @@ class ChatWorker:
             self.name,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            slots_used=scheduler.slots.num_used,
             pages_total=self._pages.num_pages - 1,
             pages_used=self._pages.num_used,
             pages_cached=self._pages.num_cached,

@@ -23,10 +23,6 @@ class SlotPool:
     def num_free(self) -> int:
         return len(self._free)
 
-    @property
-    def num_used(self) -> int:
-        return self.num_slots - len(self._free)
-
     def allocate(self) -> int:
         return self._free.popleft()
 
@@ -78,10 +74,6 @@ def block_tables(sequences: Sequence[Sequence[int]], max_pages: int) -> np.ndarr
     return tables
 
 
-class OutOfPages(Exception):
-    """More pages were requested than are free or cached."""
-
-
 class PagePool:
     """Pages 1..num_pages-1; page 0 is scratch."""
 
@@ -113,9 +105,8 @@ class PagePool:
         return sum(self._holders[page] == count for page, count in Counter(holds).items())
 
     def allocate(self, count: int) -> list[int]:
-        """`count` pages with one holder each; OutOfPages leaves everything as it was."""
-        if count > self.num_available:
-            raise OutOfPages(f"{count} pages wanted, {self.num_available} available")
+        """`count` pages with one holder each, which must be available."""
+        assert count <= self.num_available, f"{count} pages wanted, {self.num_available} available"
         pages = [self._free.popleft() if self._free else self._evict() for _ in range(count)]
         for page in pages:
             assert self._holders[page] == 0

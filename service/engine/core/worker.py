@@ -21,16 +21,7 @@ from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 from service.link.config import EngineConfig
-from service.link.messages import (
-    Abort,
-    ChatRequest,
-    EncodeReference,
-    ModelState,
-    Outputs,
-    Pause,
-    SpeechAppend,
-    SpeechRequest,
-)
+from service.link.messages import Control, ModelState, Outputs, Request
 
 
 class StartPhases:
@@ -59,9 +50,6 @@ WARM_SEQUENCES = 32
 
 UNNOTICED = 0.1
 """Seconds by which a token, or audio that nobody listens to yet, may be late."""
-
-Request = ChatRequest | SpeechRequest | EncodeReference
-Control = SpeechAppend | Abort | Pause
 
 
 @dataclass(frozen=True)
@@ -110,7 +98,7 @@ class ModelWorker(Protocol):
     min_pages: int
     """With fewer pages the engine does not start: they would be too few for one request of a useful length."""
 
-    # Start: measure, allocate, capture_next until it returns False, calibrate, warm_up.
+    # Start: measure, allocate, then the captures of the graph runners, calibrate, warm_up.
 
     def measure(self) -> MemoryRequirements:
         """Runs the largest admitted shapes once."""
@@ -122,15 +110,7 @@ class ModelWorker(Protocol):
 
     @property
     def graph_runners(self) -> Sequence[GraphRunner]:
-        """The runners of all its captured computations, once `allocate` has run."""
-        ...
-
-    def capture_next(self, *, idle: bool) -> bool:
-        """Capture one wanted bucket, with nothing in flight; False when none is wanted.
-
-        idle False: before readiness, only buckets without which the first requests would be slow. idle True: one part
-        of a capture of the rest of the bucket list.
-        """
+        """The runners of all its captured computations, in the order of their captures, once `allocate` has run."""
         ...
 
     def calibrate(self) -> None:

@@ -1,4 +1,5 @@
-"""Room for streams: request slots and pages of the cache; and the adapters on the device.
+"""Room for streams: request slots and pages of the cache, which the streams of a voice share; and the adapters on the
+device.
 
 A stream keeps its room from admission to release, with one exception: while it has no text to speak and every result of
 its steps has been read, but for overrun rows, it is preempted if others need the room. What it needs to go on is on the
@@ -18,8 +19,7 @@ from models.checkpoints.lora_folders import adapter_folders
 from models.layers.adapters import LoraBank, LoraLayout
 from models.protocol import SpeechModel
 from service.engine.core.pages import PagePool, SlotPool, pages_for
-from service.engine.speech.references import VoicePages
-from service.engine.speech.stream import Phase, Stream
+from service.engine.speech.stream import PageCopy, Phase, Stream
 from service.link.config import EngineConfig
 
 
@@ -55,7 +55,6 @@ class Room:
 
     def __init__(self, max_streams: int, pages: PagePool) -> None:
         self.pages = pages
-        self.voices = VoicePages(pages)
         self.running: list[Stream] = []
         self.preempted: list[Stream] = []
         self.on_preemption: Callable[[], None] = lambda: None
@@ -91,8 +90,8 @@ class Room:
         return self._slots.num_free + len(idle), self.pages.num_available + freed
 
     def make_room(self, slots: int, pages: int) -> bool:
-        """Whether so many slots and pages are free, perhaps after idle streams were preempted. None is in vain, where
-        those who speak hold too much."""
+        """Whether so many slots and pages are free, perhaps after idle streams were preempted, those that have been
+        idle longest first. None is in vain, where those who speak hold too much."""
 
         def enough() -> bool:
             return self._slots.num_free >= slots and self.pages.num_available >= pages
@@ -100,15 +99,11 @@ class Room:
         if enough():
             return True
         most_slots, most_pages = self._most()
-        return slots <= most_slots and pages <= most_pages and self._preempt(enough)
-
-    def _preempt(self, enough: Callable[[], bool]) -> bool:
-        """Those that have been idle longest go first."""
-        while not enough():
-            if not (idle := self._idle):
-                return False
+        if slots > most_slots or pages > most_pages:
+            return False
+        while not enough() and (idle := self._idle):
             self._take_room(min(idle, key=lambda one: one.last_launch))
-        return True
+        return enough()
 
     def _take_room(self, stream: Stream) -> None:
         self.release(stream)
@@ -117,12 +112,33 @@ class Room:
         self.on_preemption()
 
     def admit(self, streams: Sequence[Stream]) -> None:
-        """A slot each, and pages up to the length cap, where there is room."""
-        self.voices.allocate(streams)
-        for stream in streams:
+        """A slot each, and pages up to the length cap, where there is room. What was found of their voices is shared
+        before any page is evicted."""
+        sources = [self._share_voice(stream) for stream in streams]
+        for stream, source in zip(streams, sources, strict=True):
+            begun = len(stream.pages)
+            stream.pages += self.pages.allocate(self.pages_for(stream.positions) - begun)
+            # A source may be evicted here, and given away: a launch reads all of them before it writes anything.
+            stream.page_copy = None if source is None else PageCopy(source, stream.pages[begun])
             self.running.append(stream)
             stream.slot = self._slots.allocate()
             stream.phase = Phase.PREFILL
+
+    def look_up_voice(self, stream: Stream) -> None:
+        """Notes how much of a waiting stream's prompt is in the cache now: of its voice."""
+        found = stream.voice[: self.pages.match([page.digest for page in stream.voice])]
+        stream.prefilled = sum(page.positions for page in found)
+        stream.patches_before = sum(page.patches for page in found)
+
+    def _share_voice(self, stream: Stream) -> int | None:
+        """Gives a stream the full pages that were found, and returns the one that it must copy."""
+        found = [page.digest for page in stream.voice[: self.pages_for(stream.prefilled)]]
+        stream.pages = self.pages.share(found)
+        if not stream.prefilled % self.pages.page_size:
+            return None
+        source = stream.pages.pop()
+        self.pages.release([source])
+        return source
 
     def reserve(self, stream: Stream, positions: int) -> bool:
         """Pages for a longer segment that was appended. False when there is no room. An idle stream for which there is

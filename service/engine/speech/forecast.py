@@ -1,5 +1,5 @@
-"""Predicts seconds: those of steps from the measured costs of their parts, those of streams from the patches they have
-left. It knows neither the queue nor the clock; the scheduler uses it and decides.
+"""Measured seconds of the launches of a speech model, and what they predict: the seconds of steps, and those of streams
+from the patches they have left. It knows neither the queue nor the clock; the scheduler uses it and decides.
 """
 
 from __future__ import annotations
@@ -10,17 +10,108 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
 from models.interfaces.capturable import Bucket
-from service.engine.speech.costs import Kind, SpeechCosts
-from service.engine.speech.stream import (
-    FindCapturedBucket,
-    PrefillChunk,
-    PrefillSize,
-    Stream,
-    eager_cost_key,
-    replayed_cost_key,
-)
+from service.engine.speech.stream import FindCapturedBucket, PrefillChunk, PrefillSize, Stream
+from service.graphs.buckets import round_up
+
+Kind = Literal["prefill", "text_prefill", "voice_prefill", "audio_prefill", "tail", "decode", "vae", "clip"]
+"""prefill is the eager one. Replayed are text_prefill (text alone), voice_prefill (few patches: the rest of a voice's
+reference) and audio_prefill (as many patches as tokens). clip: encoding a piece of reference audio."""
+REPLAYED_PREFILLS: Sequence[Kind] = ("text_prefill", "voice_prefill", "audio_prefill")
+
+_COST_WEIGHT = 0.2
+_DEVIATIONS = 2.0
+_PRIOR = 0.02
+"""Seconds assumed while nothing of a kind was measured."""
+_MAX_OVER_MEAN = 3.0
+"""A measurement counts as at most this many times what was expected."""
+
+
+class SpeechCosts:
+    """Running means of seconds by (kind, solver steps, size), with deviations for safe bounds.
+
+    Size is rounded tokens for "prefill" (eager_cost_key), the bucket's tokens for replayed prefills, the rows
+    of the bucket for a step and 1 for a piece of reference audio; solver steps is 0 where a cost has none. Means and
+    deviations are exponentially weighted, as TCP estimates a round trip (RFC 6298). A size without a measurement is
+    interpolated between its neighbours; above the largest measured size cost grows in proportion, below the smallest it
+    stays the same. A launch that was held up counts as one that took _MAX_OVER_MEAN times the estimate, also the first
+    of a size: a rare size would keep it for long.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Kind, int], dict[int, tuple[float, float]]] = {}
+        self._estimates: dict[tuple[Kind, int, int, float], float] = {}
+        """Of what was measured so far: the next step is chosen from hundreds of them."""
+
+    def observe(self, kind: Kind, solver_steps: int, size: int, seconds: float) -> None:
+        sizes = self._seen.setdefault((kind, solver_steps), {})
+        expected = self.mean(kind, solver_steps, size) if sizes else 0.0
+        if expected > 0:
+            seconds = min(seconds, _MAX_OVER_MEAN * expected)
+        self._estimates.clear()
+        if size not in sizes:
+            sizes[size] = (seconds, seconds / 8)
+            return
+        mean, deviation = sizes[size]
+        deviation += _COST_WEIGHT * (abs(seconds - mean) - deviation)
+        sizes[size] = (mean + _COST_WEIGHT * (seconds - mean), deviation)
+
+    def mean(self, kind: Kind, solver_steps: int, size: int) -> float:
+        """Expected seconds; 0 for size 0, _PRIOR when nothing of this kind was measured."""
+        return self._estimate(kind, solver_steps, size, 0.0)
+
+    def bound(self, kind: Kind, solver_steps: int, size: int) -> float:
+        """Seconds that are rarely exceeded: mean + 2 deviations."""
+        return self._estimate(kind, solver_steps, size, _DEVIATIONS)
+
+    def _estimate(self, kind: Kind, solver_steps: int, size: int, deviations: float) -> float:
+        key = kind, solver_steps, size, deviations
+        estimate = self._estimates.get(key)
+        if estimate is None:
+            estimate = self._estimates[key] = self._interpolated(*key)
+        return estimate
+
+    def _interpolated(self, kind: Kind, solver_steps: int, size: int, deviations: float) -> float:
+        if size == 0:
+            return 0.0
+        seen = self._seen.get((kind, solver_steps)) or self._nearest_steps(kind, solver_steps)
+        if not seen:
+            return _PRIOR
+        sizes = sorted(seen)
+        index = bisect_left(sizes, size)
+
+        def at(i: int) -> float:
+            mean, deviation = seen[sizes[i]]
+            return mean + deviations * deviation
+
+        if index == len(sizes):
+            return at(-1) * size / sizes[-1]
+        if sizes[index] == size or index == 0:
+            return at(index)
+        share = (size - sizes[index - 1]) / (sizes[index] - sizes[index - 1])
+        return at(index - 1) + share * (at(index) - at(index - 1))
+
+    def _nearest_steps(self, kind: Kind, solver_steps: int) -> dict[int, tuple[float, float]] | None:
+        """Costs at the nearest number of solver steps that was measured, if this number was not."""
+        others = [key for key in self._seen if key[0] == kind]
+        return self._seen[min(others, key=lambda key: abs(key[1] - solver_steps))] if others else None
+
+
+def replayed_cost_key(bucket: Bucket) -> tuple[Kind, int]:
+    """Kind and size under which the cost of a replayed prefill is kept."""
+    tokens, audio = bucket["tokens"], bucket["audio"]
+    if not audio:
+        return "text_prefill", tokens
+    return "voice_prefill" if audio < tokens else "audio_prefill", tokens
+
+
+def eager_cost_key(tokens: int) -> tuple[Kind, int]:
+    """Kind and size under which the cost of an eager prefill is kept: rounded up, so that each size is measured
+    often."""
+    return "prefill", round_up(tokens)
+
 
 _LEAST_IDLE = 0.1
 """Share of the GPU that prefills are assumed to get at least, however many streams are heard."""
@@ -72,7 +163,7 @@ class Forecast:
     ) -> None:
         self.costs = costs
         self.buckets = policy.buckets
-        self._captured = captured
+        self.captured = captured
         self._policy = policy
         self._codec_beside = codec_beside
         self._used_of_cap = 0.5
@@ -104,16 +195,10 @@ class Forecast:
         """Seconds until the audio of such a pass; rarely exceeded."""
         return sum(self._pass(size, self.costs.bound))
 
-    def captured_bucket(self, size: PrefillSize) -> Bucket | None:
-        """Bucket of the captured graph that would replay a pass over chunks."""
-        return self._captured(size.required)
-
     def replayable(self, stream: Stream) -> bool:
         """Whether the rest of a prompt in a pass of its own would be replayed."""
         rest = PrefillChunk.next(stream, stream.prompt_left)
-        return (
-            rest.length <= self._policy.prefill_tokens and self._captured(PrefillSize.of([rest]).required) is not None
-        )
+        return rest.length <= self._policy.prefill_tokens and self.captured(PrefillSize.of([rest]).required) is not None
 
     def joins(self, size: PrefillSize, chunk: PrefillChunk) -> bool:
         """Whether one pass over all of them costs less than two, which it does not if `chunk` makes a replayed pass an
@@ -142,7 +227,7 @@ class Forecast:
 
     def _pass(self, size: PrefillSize, cost: Callable[[Kind, int, int], float]) -> tuple[float, float]:
         """Seconds of a pass and its tails, and of the codec step behind it."""
-        capture = self.captured_bucket(size)
+        capture = self.captured(size.required)
         kind, length = eager_cost_key(size.tokens) if capture is None else replayed_cost_key(capture)
         tails = (cost("tail", solver_steps, self._bucket(rows)) for solver_steps, rows in size.emitting.items())
         return cost(kind, 0, length) + sum(tails), cost("vae", 0, self._bucket(sum(size.emitting.values())))
@@ -186,7 +271,7 @@ class Forecast:
     def with_prompt(self, prompts: Prompts, stream: Stream) -> Prompts:
         """The prompts and, behind them, what is left of a stream's."""
         last = prompts.last.with_chunk(PrefillChunk.next(stream, stream.prompt_left))
-        captured = self.captured_bucket(last) is not None
+        captured = self.captured(last.required) is not None
         if prompts.last.sequences and (
             last.tokens > self._policy.prefill_tokens or (prompts.captured and not captured)
         ):

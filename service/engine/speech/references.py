@@ -2,88 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from models.protocol import SpeechModel
-from service.engine.core.pages import PagePool, pages_for
-from service.engine.speech.stream import PageCopy, PrefillChunk, Stream, VoicePage
 from service.link.messages import EncodeReference
-
-# The prefix cache of speech: pages with the keys of a voice's reference, which the streams of that voice share.
-#
-# A prompt begins with its reference, so the keys at its front depend on the reference alone. The last page of a
-# reference goes on with the text of its stream: other streams get a copy of it. Pages stay in the cache until they are
-# needed.
-
-
-def voice_pages(token_ids: np.ndarray, reference: np.ndarray, adapter: str, page_size: int) -> tuple[VoicePage, ...]:
-    """The leading pages of a prompt, as far as they hold the token that begins a reference, and its patches: what all
-    segments of a stream have at their front.
-
-    token_ids int64 [n]: the prompt; reference float32 [patches, frames, channels], at positions 1 and later. adapter:
-    its name, since it changes keys; "" for none.
-    """
-    if not len(reference):
-        return ()
-    digest = hashlib.blake2b(adapter.encode(), digest_size=16).digest()
-    pages = []
-    for start in range(0, 1 + len(reference), page_size):
-        end = min(start + page_size, 1 + len(reference))
-        patches = reference[max(0, start - 1) : end - 1]
-        content = hashlib.blake2b(digest, digest_size=16)
-        content.update(token_ids[start:end].tobytes())
-        content.update(np.ascontiguousarray(patches).tobytes())
-        digest = content.digest()
-        pages.append(VoicePage(digest, end - start, len(patches)))
-    return tuple(pages)
-
-
-class VoicePages:
-    """Shares pages of `pool` among the streams of a voice."""
-
-    def __init__(self, pool: PagePool) -> None:
-        self._pool = pool
-
-    def look_up(self, stream: Stream) -> None:
-        """Notes how much of a waiting stream's prompt is in the cache now."""
-        found = stream.voice[: self._pool.match([page.digest for page in stream.voice])]
-        stream.prefilled = sum(page.positions for page in found)
-        stream.patches_before = sum(page.patches for page in found)
-
-    def allocate(self, streams: Sequence[Stream]) -> None:
-        """Pages for streams that are admitted together, up to their length caps. What was found for them is shared
-        before any page is evicted."""
-        sources = [self._share(stream) for stream in streams]
-        for stream, source in zip(streams, sources, strict=True):
-            begun = len(stream.pages)
-            stream.pages += self._pool.allocate(pages_for(stream.positions, self._pool.page_size) - begun)
-            # A source may be evicted here, and given away: a launch reads all of them before it writes anything.
-            stream.page_copy = None if source is None else PageCopy(source, stream.pages[begun])
-
-    def _share(self, stream: Stream) -> int | None:
-        """Gives a stream the full pages that were found, and returns the one that it must copy."""
-        found = [page.digest for page in stream.voice[: pages_for(stream.prefilled, self._pool.page_size)]]
-        pages = self._pool.share(found)
-        source = pages.pop() if stream.prefilled % self._pool.page_size else None
-        if source is not None:
-            self._pool.release([source])
-        stream.pages = pages
-        return source
-
-    def index_chunk(self, chunk: PrefillChunk) -> None:
-        """Lets other streams share what a launched chunk adds to the pages of its voice."""
-        end = 0
-        for page, shared in zip(chunk.stream.pages, chunk.stream.voice, strict=False):
-            end += shared.positions
-            if chunk.start < end <= chunk.start + chunk.length:
-                self._pool.index(page, shared.digest)
 
 
 @dataclass(eq=False)

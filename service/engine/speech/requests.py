@@ -82,7 +82,7 @@ class SpeechRequests:
         self._scheduler = scheduler
         self._context = context
         self._adapters = adapters
-        self._patch_seconds = model.samples_per_patch / model.sample_rate
+        self._patch_seconds = scheduler.policy.patch_seconds
         self._sequences: dict[str, SpeechSequence] = {}
         self._unsent = UnsentAudio()
         self._deltas: list[SpeechDelta] = []

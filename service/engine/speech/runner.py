@@ -1,4 +1,5 @@
-"""Runs a scheduled step on the model: slot state, prefill, then tail or decode step, then the codec.
+"""Runs a scheduled step on the model: slot state, prefill, then tail or decode step, then the codec. Before there are
+requests, runs over the scratch slot and page measure costs and memory, and compile the kernels of eager runs.
 
 Computations with one row per stream (tail, decode step, codec) are replayed, and so are prefills that fit a captured
 graph. Other prefills run eagerly. On a GPU the codec has its own CUDA stream: a
@@ -7,9 +8,9 @@ step's patches are decoded to audio while the next step runs. A decode step take
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -17,30 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.interfaces.capturable import Bucket
+from models.interfaces.capturable import Bucket, Plan
 from models.layers.kv_cache import PagedBatch, allocate_together
-from models.protocol import SpeechModel
+from models.protocol import RESULT_FLAGS, SpeechModel
 from service.engine.core.faults import RepeatableLaunchError, launch_errors, with_second_try
-from service.engine.core.pages import pages_for
-from service.engine.core.readback import Mark, Readback, mark
-from service.engine.core.worker import WorkerContext
+from service.engine.core.pages import block_tables, packed_chunks, pages_for, scratch_chunks
+from service.engine.core.readback import Mark, Readback, mark, seconds_between
+from service.engine.core.worker import WARM_SEQUENCES, WARM_TOKENS, WorkerContext
 from service.engine.speech.capacity import AdapterFiles
+from service.engine.speech.forecast import Kind, SpeechCosts, eager_cost_key, replayed_cost_key
 from service.engine.speech.graphs import SpeechGraphs, make_runner
-from service.engine.speech.in_flight import Launch, Timing
-from service.engine.speech.inputs import (
-    adapter_slot,
-    adapter_slots_of,
-    block_table_arrays,
-    emitted,
-    prefill_plan,
-    prompt_arrays,
-    slot_state,
-    slot_state_arrays,
-    slots_of,
-    slots_plan,
-)
 from service.engine.speech.sequence import SpeechSequence
-from service.engine.speech.stream import PrefillChunk, PrefillSize, Stream, eager_cost_key, replayed_cost_key
+from service.engine.speech.stream import PrefillChunk, PrefillSize, Stream
+from service.graphs.buckets import powers_of_two
 from service.graphs.buffers import upload_arrays
 from service.graphs.observations import EagerReason, Route
 from service.graphs.runner import GraphRunner, Run
@@ -108,6 +98,135 @@ def make_copies(streams: Sequence[Stream], pages_of_layers: Sequence[Tensor]) ->
         stream.page_copy = None
 
 
+# The slot-state tables, and host arrays of passes from scheduled chunks and sequences, to be uploaded.
+
+
+def slot_state(model: SpeechModel, max_streams: int, max_pages: int, device: torch.device) -> dict[str, Tensor]:
+    """The model's tables and the block table, one row per slot and the scratch slot."""
+    rows = max_streams + 1
+    state = {
+        name: torch.zeros((rows, *spec.shape), dtype=spec.dtype, device=device)
+        for name, spec in model.state_specs().items()
+    }
+    state["block_table"] = torch.zeros((rows, max_pages), dtype=torch.int32, device=device)
+    return state
+
+
+def slots_of(sequences: Sequence[SpeechSequence]) -> np.ndarray:
+    """Request slots int64 [rows]."""
+    return np.array([sequence.stream.slot for sequence in sequences], dtype=np.int64)
+
+
+def adapter_slot(sequence: SpeechSequence) -> int:
+    """By which the rows of a step are sorted."""
+    return sequence.stream.adapter_slot
+
+
+def adapter_slots_of(sequences: Sequence[SpeechSequence], positions: int | Sequence[int] = 1) -> np.ndarray:
+    """The adapter's slot int32 of each row, or of so many positions of each prompt; -1 for none."""
+    return np.repeat(np.array([adapter_slot(sequence) for sequence in sequences], dtype=np.int32), positions)
+
+
+def slots_plan(slots: np.ndarray) -> Plan:
+    """The plan of a step with a row for each of these slots int64 [rows]."""
+    return Plan(arrays={"slots": slots}, required={"rows": len(slots)})
+
+
+def prompt_arrays(
+    chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], page_size: int, patch_shape: tuple[int, int]
+) -> dict[str, np.ndarray]:
+    """Chunks packed one behind the other: the inputs of SpeechModel.prefill, and packed_chunks. patch_shape: (latent
+    frames, channels) of a patch."""
+    ids, positions, index, patches = [], [], [], [np.zeros((0, *patch_shape), np.float32)]
+    audio = 0
+    for chunk, sequence in chunks:
+        prompt, stop = sequence.prompt, chunk.start + chunk.length
+        mask = prompt.audio_mask[chunk.start : stop]
+        before, count = int(prompt.audio_mask[: chunk.start].sum()), int(mask.sum())
+        ids.append(prompt.token_ids[chunk.start : stop])
+        positions.append(np.arange(chunk.start, stop))
+        index.append(np.where(mask, audio + np.cumsum(mask) - 1, -1))
+        patches.append(prompt.patches[before : before + count])
+        audio += count
+    ends = np.cumsum([chunk.length for chunk, _ in chunks])
+    places = [(sequence.stream.pages, chunk.start, chunk.start + chunk.length) for chunk, sequence in chunks]
+    return {
+        "token_ids": np.concatenate(ids),
+        "positions": np.concatenate(positions),
+        "patches": np.concatenate(patches),
+        "patch_index": np.concatenate(index),
+        "last": ends[[chunk.is_last for chunk, _ in chunks]] - 1,
+    } | packed_chunks(places, page_size)
+
+
+def slot_state_arrays(sequences: Sequence[SpeechSequence], patch_shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """Rows of the slot state after a prompt, block tables aside; models.protocol.SpeechModel describes them."""
+    count = len(sequences)
+    prompts = [sequence.prompt for sequence in sequences]
+    last_patch = np.zeros((count, *patch_shape), dtype=np.float32)
+    for row, sequence in enumerate(sequences):
+        if sequence.prompt.audio_mask[-1]:
+            last_patch[row] = sequence.prompt.patches[-1]
+    return {
+        "slots": slots_of(sequences),
+        "last_patch": last_patch,
+        "length": np.array([len(prompt.token_ids) for prompt in prompts], np.int32),
+        "step": np.zeros(count, dtype=np.int32),
+        "active": np.ones(count, dtype=np.bool_),
+        "min_patches": np.array([prompt.min_patches for prompt in prompts], np.int32),
+        "max_patches": np.array([prompt.max_patches for prompt in prompts], np.int32),
+        "seed": np.array([sequence.seed for sequence in sequences], np.int64),
+        "cfg": np.array([sequence.request.cfg_value for sequence in sequences], np.float32),
+        "temperature": np.array([sequence.request.temperature for sequence in sequences], np.float32),
+    }
+
+
+def emitted(patches: np.ndarray) -> np.ndarray:
+    """Step results that hold these patches float32 [n, frames, channels] and did not stop."""
+    flags = np.array([name == "emitted" for name in RESULT_FLAGS], dtype=np.float32)
+    return np.hstack([patches.reshape(len(patches), -1), np.tile(flags, (len(patches), 1))])
+
+
+def prefill_plan(arrays: Mapping[str, np.ndarray], slots: np.ndarray, required: Bucket) -> Plan:
+    """The plan of a captured prefill (models.protocol.SpeechModel.prefill_step) of the prompts in these slots int64
+    [chunks]."""
+    buffers = dict(arrays) | {"slots": slots}
+    buffers["cu_seqlens"], buffers["seq_lens"] = buffers.pop("cu_seqlens_q"), np.diff(buffers.pop("cu_seqlens_k"))
+    buffers.pop("context_slots", None)
+    return Plan(buffers, required, fills={"patch_index": -1, "cu_seqlens": required["tokens"], "lora_slots": -1})
+
+
+@dataclass(frozen=True, eq=False)
+class Timing:
+    """A timed part of a launch, under the key of its cost, with marks at begin and end."""
+
+    kind: Kind
+    solver_steps: int
+    size: int
+    start: Mark
+    end: Mark
+
+
+@dataclass(eq=False)
+class Launch:
+    """A step, or the encoding of a piece of reference audio, whose results have not been read."""
+
+    rows: list[tuple[SpeechSequence, int]]
+    """Sequence and segment of every row, in the order of the copied arrays."""
+    readback: Readback
+    kind: str
+    route: str
+    timings: list[Timing] = field(default_factory=list)
+    launched_at: float = 0.0
+    """On the worker's clock, as InFlight.add was told."""
+    predicted: float = 0.0
+    """Seconds that it was predicted to take, as InFlight.add was told."""
+    prompts: Sequence[SpeechSequence] = ()
+    """Sequences of which it computes a part of the prompt, or all of it without a first patch: those have no row."""
+    reference_id: str | None = None
+    """The EncodeReference request that this launch completes."""
+
+
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """A row's result: audio float32 [samples], patch float32 [frames, channels]. stopped, finished: as in
@@ -127,7 +246,7 @@ class SpeechRunner:
     """Owns caches, slot state and captured graphs of one speech model.
 
     decode, tail, prefill: the runners of rows without adapters (SpeechGraphs); the first two by number of solver steps.
-    vae: the codec's. What runs them before there are requests is in warmup.py.
+    vae: the codec's.
     """
 
     def __init__(
@@ -145,7 +264,7 @@ class SpeechRunner:
         self.solver_steps = context.config.solver_steps or model.solver_steps
         self._name = name
         self._context = context
-        self.device, self.dtype = context.device, context.dtype
+        self.device = context.device
         self.page_size = context.config.page_size
         self._max_pages = pages_for(model.max_positions, self.page_size)
         self.caches, self._pages_of_layers = allocate_together(
@@ -235,15 +354,18 @@ class SpeechRunner:
         adapters: np.ndarray,
         required: Bucket | None,
     ) -> tuple[Mark, Tensor]:
-        """The mark before the pass, and its conditioning; see _run_prompts."""
-        start = mark(self.device)
+        """The mark before a pass over prompt chunks, and its conditioning [prompts that end, width], after a replay
+        with padding behind. required: to be replayed in a captured prefill of this size; None: eagerly."""
+        start, sequences = mark(self.device), [sequence for _, sequence in chunks]
         with launch_errors(RepeatableLaunchError):
-            self._write_rows(
-                upload_arrays(block_table_arrays([one for _, one in chunks], self._max_pages), self.device)
-            )
-            make_copies([chunk.stream for chunk, _ in chunks], self._pages_of_layers)
-            conditioning = self._run_prompts(chunks, graphs, adapters, required)
-        return start, conditioning
+            tables = block_tables([sequence.stream.pages for sequence in sequences], self._max_pages)
+            self._write_rows(upload_arrays({"slots": slots_of(sequences), "block_table": tables}, self.device))
+            make_copies([sequence.stream for sequence in sequences], self._pages_of_layers)
+            arrays = prompt_arrays(chunks, self.page_size, self.model.patch_shape) | graphs.lora_arrays(adapters)
+            if required is None:
+                return start, self._eager_pass(arrays)
+            plan = prefill_plan(arrays, slots_of(sequences), required)
+            return start, graphs.prefill.run(plan).outputs["conditioning"]
 
     def _run_tails(self, sequences: Sequence[SpeechSequence], timings: list[Timing]) -> list[tuple[Run, list[int]]]:
         """A tail for each number of solver steps, with the indices of its rows in `sequences`. Its timing is added to
@@ -344,22 +466,7 @@ class SpeechRunner:
                 plan.arrays["results"] = emitted(np.stack([sequence.prompt.priming[index] for sequence in group]))
                 self.vae.run(plan)
 
-    def _run_prompts(
-        self,
-        chunks: Sequence[tuple[PrefillChunk, SpeechSequence]],
-        graphs: SpeechGraphs,
-        adapters: np.ndarray,
-        required: Bucket | None,
-    ) -> Tensor:
-        """The pass over prompt chunks -> conditioning [prompts that end, width], after a replay with padding behind.
-        required: to be replayed in a captured prefill of this size; None: eagerly."""
-        arrays = prompt_arrays(chunks, self.page_size, self.model.patch_shape) | graphs.lora_arrays(adapters)
-        if required is None:
-            return self.eager_pass(arrays)
-        plan = prefill_plan(arrays, slots_of([sequence for _, sequence in chunks]), required)
-        return graphs.prefill.run(plan).outputs["conditioning"]
-
-    def eager_pass(self, arrays: Mapping[str, np.ndarray]) -> Tensor:
+    def _eager_pass(self, arrays: Mapping[str, np.ndarray]) -> Tensor:
         """The model's pass over prompt chunks (prompt_arrays) -> conditioning [prompts that end, width]."""
         inputs = upload_arrays(arrays, self.device)
         batch = PagedBatch(
@@ -390,3 +497,101 @@ class SpeechRunner:
 
     def _bucket(self, rows: int) -> int:
         return next((bucket for bucket in self.buckets if bucket >= rows), rows)
+
+    # Runs before there are requests
+
+    def calibrate(self, costs: SpeechCosts, buckets: Sequence[int], prompt_lengths: Sequence[int]) -> None:
+        """Measures costs at the default number of solver steps, so that the first requests are scheduled by them.
+        Buckets that run in one captured graph, as after a restart, are measured once."""
+        solver_steps = self.solver_steps[0]
+        seconds: dict[tuple[Kind, int], float] = {}
+
+        def observe(kind: Kind, steps: int, part: GraphRunner, rows: int) -> None:
+            graph = part.graph_for({"rows": rows})
+            size = rows if graph is None else graph.bucket["rows"]
+            if (kind, size) not in seconds:
+                plan = slots_plan(np.zeros(rows, dtype=np.int64))
+                seconds[kind, size] = self._timed(partial(part.run, plan))
+            costs.observe(kind, steps, rows, seconds[kind, size])
+
+        for bucket in buckets:
+            observe("decode", solver_steps, self.decode[solver_steps], bucket)
+            observe("tail", solver_steps, self.tail[solver_steps], bucket)
+            with self.codec.after_steps():
+                observe("vae", 0, self.vae, bucket)
+        for length in prompt_lengths:
+            kind, size = eager_cost_key(length)
+            costs.observe(kind, 0, size, self._timed(partial(self._scratch_prefill, [length])))
+        for captured in self.prefill.captured:
+            kind, size = replayed_cost_key(captured)
+            costs.observe(kind, 0, size, self._timed(partial(self.prefill.run, self._full_prompt(captured))))
+
+    def _timed(self, launch: Callable[[], object]) -> float:
+        """Seconds of the second run, since the first may compile or allocate."""
+        launch()
+        start = mark(self.device)
+        launch()
+        end = mark(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return seconds_between(start, end)
+
+    def warm_up(self) -> Iterator[None]:
+        """Runs what may run eagerly: steps and prefills of each power of two, prefills with cached context and of many
+        prompts. Yields after each. All numbers of solver steps use the same kernels."""
+        config, solver_steps = self._context.config, self.solver_steps[0]
+        rows = powers_of_two(config.slots)
+        yield from self.vae.warm_up({"rows": count} for count in rows)
+        for graphs in self.variants:
+            for part in (graphs.decode[solver_steps], graphs.tail[solver_steps]):
+                yield from part.warm_up({"rows": count} for count in rows)
+            yield from graphs.prefill.warm_up(graphs.prefill.bucket_list)
+        prompts = [([tokens], 0) for tokens in powers_of_two(min(config.max_step_tokens, WARM_TOKENS))]
+        prompts += [([1, 2], self.page_size), ([1] * WARM_SEQUENCES, 0)]
+        for graphs in self.variants:
+            for lengths, cached in prompts:
+                self._scratch_prefill(lengths, cached=cached, graphs=graphs)
+                yield
+
+    def largest_runs(self, reference_samples: int) -> Iterator[Callable[[], object]]:
+        """What takes most memory eagerly, but for the codec: the longest prefill, the largest batch of each step, a
+        piece of reference audio."""
+        graphs = self.variants[-1]
+        yield partial(self._scratch_prefill, [self._context.config.max_step_tokens], graphs=graphs)
+        # Fewer tokens may take more memory: attention splits their keys and keeps partial results (paged_prefill).
+        for bucket in graphs.prefill.bucket_list:
+            yield graphs.prefill.filler_run(bucket)
+        for part in (graphs.decode, graphs.tail):
+            yield part[self.solver_steps[0]].filler_run({"rows": self.buckets[-1]})
+        wave = torch.zeros(reference_samples, device=self.device)
+        yield lambda: next(iter(self.model.encode_reference_pieces(wave, "right")))
+
+    def largest_codec_run(self) -> None:
+        """The codec's largest eager run, which other steps run beside."""
+        with self.codec.after_steps():
+            self.vae.filler_run({"rows": self.buckets[-1]})()
+
+    def _scratch_prefill(
+        self, lengths: Sequence[int], *, cached: int = 0, graphs: SpeechGraphs | None = None
+    ) -> Tensor:
+        """A prefill of prompts of audio positions only, the costliest, each after `cached` keys. graphs: those whose
+        inputs it gets; no position has an adapter."""
+        length = sum(lengths)
+        arrays: dict[str, np.ndarray] = {
+            "token_ids": np.zeros(length, dtype=np.int64),
+            "positions": np.arange(length) % self.model.max_positions,
+            "patch_index": np.arange(length),
+            "patches": np.zeros((length, *self.model.patch_shape), dtype=np.float32),
+            "last": np.cumsum(lengths) - 1,
+        }
+        arrays |= scratch_chunks(lengths, cached, self.page_size)
+        if graphs is not None:
+            arrays |= graphs.lora_arrays(np.full(length, -1))
+        return self._eager_pass(arrays)
+
+    def _full_prompt(self, bucket: Bucket) -> Plan:
+        """A prompt that fills a captured prefill, as far as the context allows."""
+        index = np.arange(min(bucket["tokens"], self.model.max_positions))
+        arrays = {"positions": index, "patch_index": np.where(index < bucket["audio"], index, -1)}
+        arrays |= scratch_chunks([len(index)], 0, self.page_size)
+        return prefill_plan(arrays, np.zeros(1, dtype=np.int64), bucket)

@@ -91,16 +91,12 @@ class SpeechScheduler:
         self.policy = policy
         self.forecast = forecast
         self.room = Room(policy.max_streams, pages)
-        self._waiting: list[Stream] = []
+        self.waiting: list[Stream] = []
         self._prefill_before = 0.0
         """Expected seconds of the step that was launched last if it held prompts, else 0."""
         self._background = BackgroundShare()
         self._prompts_ahead: Prompts | None = None
         """Prompts of all live streams, until one of them changes otherwise than by a new one behind them."""
-
-    @property
-    def waiting(self) -> Sequence[Stream]:
-        return self._waiting
 
     @property
     def running(self) -> Sequence[Stream]:
@@ -109,7 +105,7 @@ class SpeechScheduler:
     @property
     def all_playing(self) -> bool:
         """Whether every stream has a listener who has begun to hear it."""
-        return all(stream.live and not stream.waits_for_first_audio for stream in (*self.room.running, *self._waiting))
+        return all(stream.live and not stream.waits_for_first_audio for stream in (*self.room.running, *self.waiting))
 
     # Admission
 
@@ -118,10 +114,10 @@ class SpeechScheduler:
         policy = self.policy
         if not self.room.fits_cache(stream.positions):
             return Refusal("too_long", "text and reference audio need more positions than the cache holds", None)
-        if len(self._waiting) >= policy.max_waiting:
+        if len(self.waiting) >= policy.max_waiting:
             message = f"{policy.max_waiting} requests are waiting already"
             return Refusal("queue_full", message, self.forecast.queue_seconds(self.room.speaking, policy.max_waiting))
-        self.room.voices.look_up(stream)
+        self.room.look_up_voice(stream)
         if stream.live:
             heard, load = self._heard(now), self.load(now, extra=stream)
             if heard and load > policy.max_load:
@@ -132,20 +128,20 @@ class SpeechScheduler:
                 )
             prompts = self._prompts_with(stream)
             predicted = self._first_audio(stream, prompts, now)
-            if (self.room.speaking or self._waiting) and predicted > policy.refuse_after:
+            if (self.room.speaking or self.waiting) and predicted > policy.refuse_after:
                 return Refusal(
                     "first_audio",
                     f"first audio is predicted after {predicted:.2f} s, the target is {policy.refuse_after:g} s",
                     max(1.0, predicted - policy.refuse_after),
                 )
             self._prompts_ahead = prompts
-        self._waiting.append(stream)
+        self.waiting.append(stream)
         return None
 
     def _heard(self, now: float) -> list[Stream]:
         """Live streams. Of those without text only the ones whose audio is still heard: if more text comes by then, as
         from a chat model, they take as many steps a second as the others."""
-        streams = (*self.room.running, *self._waiting, *self.room.preempted)
+        streams = (*self.room.running, *self.waiting, *self.room.preempted)
         return [one for one in streams if one.live and (one.has_text or one.playback.end(now) > now)]
 
     def load(self, now: float, extra: Stream | None = None) -> float:
@@ -157,20 +153,17 @@ class SpeechScheduler:
         """Prompts of the live streams, and that of a new one behind them."""
         prompts = self._prompts_ahead
         if prompts is None:
-            live = (one for one in (*self.room.running, *self._waiting) if one.live and one.prompt_left)
+            live = (one for one in (*self.room.running, *self.waiting) if one.live and one.prompt_left)
             prompts = reduce(self.forecast.with_prompt, live, Prompts())
             self._prompts_ahead = prompts
         return self.forecast.with_prompt(prompts, stream)
 
     def _first_audio(self, stream: Stream, prompts: Prompts, now: float) -> float:
-        """Seconds from now to the first audio of a live stream submitted now, the last of `prompts`."""
+        """Seconds from now to the first audio of a live stream submitted now, the last of `prompts`. It waits for a
+        slot and pages after the live streams that wait."""
         delay = self.forecast.first_audio(stream.solver_steps, prompts, len(self.room.speaking), self.load(now))
-        return delay + self._wait_for_room(stream)
-
-    def _wait_for_room(self, stream: Stream) -> float:
-        """Seconds until a slot and pages are expected to be free for this stream, after the live streams that wait."""
-        slots, pages = self.room.missing([*(other for other in self._waiting if other.live), stream])
-        return self.forecast.wait_for_room(self.room.speaking, slots, pages)
+        slots, pages = self.room.missing([*(other for other in self.waiting if other.live), stream])
+        return delay + self.forecast.wait_for_room(self.room.speaking, slots, pages)
 
     # The next step
 
@@ -216,7 +209,7 @@ class SpeechScheduler:
     def launch(self, step: Step, start: float) -> None:
         """Updates the streams of a step that is launched on a GPU free at `start`."""
         streams = [chunk.stream for chunk in step.prefills] + list(step.decodes)
-        background = {one for one in (*self.room.running, *self._waiting) if one.in_background}
+        background = {one for one in (*self.room.running, *self.waiting) if one.in_background}
         served = sum(stream in background for stream in streams) / len(streams)
         self._background.count(step.predicted, served=served, waits=bool(background.difference(streams)))
         self._prefill_before = step.predicted if step.prefills else 0.0
@@ -225,7 +218,7 @@ class SpeechScheduler:
         admitted = [chunk.stream for chunk in step.prefills if chunk.stream.phase is Phase.WAITING]
         self.room.admit(admitted)
         for stream in admitted:
-            self._waiting.remove(stream)
+            self.waiting.remove(stream)
         for chunk in step.prefills:
             chunk.stream.prefilled += chunk.length
             if chunk.is_last:
@@ -238,9 +231,14 @@ class SpeechScheduler:
                 stream.phase = Phase.LAUNCHED
 
     def index_voice_pages(self, step: Step) -> None:
-        """After `launch`, when the step is on the GPU: later steps may read the keys that it computes."""
+        """After `launch`, when the step is on the GPU: later steps may read the keys that it computes, and other
+        streams share what its chunks add to the pages of their voices."""
         for chunk in step.prefills:
-            self.room.voices.index_chunk(chunk)
+            end = 0
+            for page, shared in zip(chunk.stream.pages, chunk.stream.voice, strict=False):
+                end += shared.positions
+                if chunk.start < end <= chunk.start + chunk.length:
+                    self.room.pages.index(page, shared.digest)
 
     def _candidates(self, start: float, slacks: dict[Stream, float], *, background: bool = False) -> list[Stream]:
         """Streams with prompt positions to compute, most urgent first.
@@ -252,11 +250,11 @@ class SpeechScheduler:
         begun = [s for s in self.room.running if s.phase is Phase.PREFILL and not s.paused]
         quarter = self.policy.max_streams // 4
         background = background and sum(not s.live for s in self.room.running) < max(1, quarter)
-        waiting = sorted(self._waiting, key=lambda s: (s.live == background, s.arrival))
+        waiting = sorted(self.waiting, key=lambda s: (s.live == background, s.arrival))
         new: list[Stream] = []
         slots = pages = 0
         for stream in waiting:
-            self.room.voices.look_up(stream)
+            self.room.look_up_voice(stream)
             least_slots = slots + (1 if stream.live or background else 1 + quarter)
             least_pages = pages + self.room.pages_for(stream.positions)
             if not self.room.make_room(least_slots, least_pages):
@@ -304,7 +302,7 @@ class SpeechScheduler:
             chunks, size = [*chunks, chunk], size.with_chunk(chunk)
         if not chunks:
             return None
-        if self.forecast.captured_bucket(size) is not None and self._tail_costs_more(chunks):
+        if self.forecast.captured(size.required) is not None and self._tail_costs_more(chunks):
             return Step(tuple(chunks), (), self.forecast.prefill(replace(size, emitting={})), tail=False)
         return Step(tuple(chunks), (), self.forecast.prefill(size))
 
@@ -344,7 +342,7 @@ class SpeechScheduler:
         policy, forecast, solver_steps = self.policy, self.forecast, group[0].solver_steps
         most = min(len(group), policy.buckets[-1])
         horizon = 2 * forecast.decode_bound(solver_steps, most) + GUARD
-        room_wanted = not cheapest and any(stream.live for stream in self._waiting)
+        room_wanted = not cheapest and any(stream.live for stream in self.waiting)
 
         def rank(stream: Stream) -> tuple[int, float]:
             if stream.waits_for_first_patch:
@@ -387,7 +385,7 @@ class SpeechScheduler:
         stream.launched = 0
         if stream.phase is Phase.PREEMPTED:
             self.room.release(stream)
-            self._waiting.append(stream)
+            self.waiting.append(stream)
             stream.phase = Phase.WAITING
         else:
             stream.phase = Phase.PREFILL
@@ -406,6 +404,6 @@ class SpeechScheduler:
         if stream.prompt_left:
             self._prompts_ahead = None
         if stream.phase is Phase.WAITING:
-            self._waiting.remove(stream)
+            self.waiting.remove(stream)
         else:
             self.room.release(stream)

@@ -12,8 +12,7 @@ from models.interfaces.errors import InputError
 from models.interfaces.processor import SpeechProcessor
 from models.protocol import SpeechModel
 from service.engine.core.request_stats import RequestStats
-from service.engine.speech.references import voice_pages
-from service.engine.speech.stream import Phase, Playback, Stream
+from service.engine.speech.stream import Phase, Playback, Stream, VoicePage
 from service.link.messages import SpeechRequest, SpeechSegment
 
 MAX_SEED = 2**63 - 1
@@ -55,6 +54,35 @@ class SegmentPrompt:
         differing = (mine != others).any(axis=(1, 2))
         same[at_audio[differing]] = False
         return int(shortest if same.all() else np.argmin(same))
+
+
+# The prefix cache of speech: pages with the keys of a voice's reference, which the streams of that voice share.
+#
+# A prompt begins with its reference, so the keys at its front depend on the reference alone. The last page of a
+# reference goes on with the text of its stream: other streams get a copy of it. Pages stay in the cache until they are
+# needed.
+
+
+def voice_pages(token_ids: np.ndarray, reference: np.ndarray, adapter: str, page_size: int) -> tuple[VoicePage, ...]:
+    """The leading pages of a prompt, as far as they hold the token that begins a reference, and its patches: what all
+    segments of a stream have at their front.
+
+    token_ids int64 [n]: the prompt; reference float32 [patches, frames, channels], at positions 1 and later. adapter:
+    its name, since it changes keys; "" for none.
+    """
+    if not len(reference):
+        return ()
+    digest = hashlib.blake2b(adapter.encode(), digest_size=16).digest()
+    pages = []
+    for start in range(0, 1 + len(reference), page_size):
+        end = min(start + page_size, 1 + len(reference))
+        patches = reference[max(0, start - 1) : end - 1]
+        content = hashlib.blake2b(digest, digest_size=16)
+        content.update(token_ids[start:end].tobytes())
+        content.update(np.ascontiguousarray(patches).tobytes())
+        digest = content.digest()
+        pages.append(VoicePage(digest, end - start, len(patches)))
+    return tuple(pages)
 
 
 class SpeechSequence:

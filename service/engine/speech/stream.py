@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from models.interfaces.capturable import Bucket
 from service.engine.core.pages import Digest
-from service.engine.speech.costs import Kind
-from service.graphs.buckets import round_up
 
 
 @dataclass(frozen=True)
@@ -70,20 +68,6 @@ class PrefillSize:
         return {"tokens": self.tokens, "audio": self.audio, "sequences": self.sequences}
 
 
-def replayed_cost_key(bucket: Bucket) -> tuple[Kind, int]:
-    """Kind and size under which the cost of a replayed prefill is kept."""
-    tokens, audio = bucket["tokens"], bucket["audio"]
-    if not audio:
-        return "text_prefill", tokens
-    return "voice_prefill" if audio < tokens else "audio_prefill", tokens
-
-
-def eager_cost_key(tokens: int) -> tuple[Kind, int]:
-    """Kind and size under which the cost of an eager prefill is kept: rounded up, so that each size is measured
-    often."""
-    return "prefill", round_up(tokens)
-
-
 class Playback:
     """The listener's clock. Playing starts with the first audio and stalls when audio comes too late.
 
@@ -114,8 +98,8 @@ class Playback:
         """Takes back launched audio of an overrun row, after its segment's end."""
         self.pending -= seconds / self.speed
 
-    def deliver(self, now: float, seconds: float) -> float:
-        """Delivers audio, which is not sent yet; returns the seconds of silence that the listener heard before it."""
+    def deliver(self, now: float, seconds: float) -> None:
+        """Delivers audio, which is not sent yet."""
         seconds /= self.speed
         self.pending -= seconds
         if self.started is None:
@@ -125,7 +109,6 @@ class Playback:
         self.delivered += seconds
         self.unsent += seconds
         self.underrun += late
-        return late
 
     def send(self) -> None:
         """Records that everything delivered has been sent."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -19,29 +20,27 @@ from models.protocol import SpeechModel
 from service.engine.core.faults import LaunchError, launch_errors, launch_failure, queue_timeout
 from service.engine.core.pages import PagePool, pages_for
 from service.engine.core.readback import Readback, mark, seconds_between
-from service.engine.core.worker import UNNOTICED, Control, MemoryRequirements, Request, WorkerContext
+from service.engine.core.worker import UNNOTICED, MemoryRequirements, WorkerContext
 from service.engine.memory import peak_bytes
-from service.engine.speech import warmup as scratch
 from service.engine.speech.capacity import AdapterFiles
-from service.engine.speech.costs import REPLAYED_PREFILLS, SpeechCosts
-from service.engine.speech.forecast import Forecast, Policy
-from service.engine.speech.in_flight import InFlight, Launch, Timing
-from service.engine.speech.inputs import slot_state
+from service.engine.speech.forecast import REPLAYED_PREFILLS, Forecast, Policy, SpeechCosts
 from service.engine.speech.references import ReferenceQueue
 from service.engine.speech.requests import SpeechRequests
-from service.engine.speech.runner import SpeechRunner
+from service.engine.speech.runner import Launch, SpeechRunner, Timing, slot_state
 from service.engine.speech.scheduler import BackgroundShare, SpeechScheduler, Step
 from service.engine.speech.stream import Phase
 from service.graphs.buckets import chosen_buckets, row_buckets
 from service.graphs.runner import GraphRunner
 from service.link.messages import (
     Abort,
+    Control,
     EncodeReference,
     Failed,
     ModelState,
     Outputs,
     Pause,
     ReferenceEncoded,
+    Request,
     SpeechAppend,
     SpeechRequest,
 )
@@ -57,6 +56,76 @@ POLL = 0.0003
 """Seconds between two looks whether results have arrived or the next step must be chosen."""
 _CPU_ROWS = 8
 """Number of streams in a step on a CPU, where more gain nothing and would only make the start longer."""
+MAX_IN_FLIGHT = 2
+"""Launches with results that may be in flight. One without may be beside them: a prefill whose first patches are rows
+of the next step."""
+LEAD = 0.004
+"""The next step is chosen this many seconds before the running one ends, so that it includes late arrivals."""
+_READ_WEIGHT = 0.1
+"""Weight of a measurement in the running mean of a row's seconds."""
+
+
+class InFlight:
+    """Launches in order. While a step's results are read, nothing is launched: with many rows that takes longer than a
+    prefill, so a step behind one is chosen before them."""
+
+    def __init__(self, clock: Callable[[], float], *, on_gpu: bool) -> None:
+        self._clock = clock
+        self._on_gpu = on_gpu
+        self._launches: deque[Launch] = deque()
+        self.free_at = -math.inf
+        """When the GPU is predicted to be free for the next step."""
+        self._reading: tuple[float, int] | None = None
+        """When results were last begun to be read, and of how many rows."""
+        self._row_seconds = 0.0
+        """Running mean of what a row's results take to be read and sent."""
+
+    def __len__(self) -> int:
+        return len(self._launches)
+
+    @property
+    def oldest(self) -> Launch:
+        return self._launches[0]
+
+    @property
+    def has_room(self) -> bool:
+        return len(self) <= MAX_IN_FLIGHT and sum(bool(launch.rows) for launch in self._launches) < MAX_IN_FLIGHT
+
+    def backlog(self, now: float) -> float:
+        """Seconds of work that the GPU has."""
+        return max(0.0, self.free_at - now) if self._launches else 0.0
+
+    def near_end(self, now: float) -> bool:
+        """Whether the GPU needs the next step soon."""
+        return not (self._launches and self._on_gpu and self.backlog(now) > self._lead)
+
+    @property
+    def _lead(self) -> float:
+        return LEAD + (self._row_seconds * len(self.oldest.rows) if len(self) > 1 else 0.0)
+
+    def add(self, launch: Launch, now: float, predicted: float) -> None:
+        """Adds what was launched now, and is predicted to take this many seconds."""
+        launch.launched_at, launch.predicted = now, predicted
+        self._launches.append(launch)
+        self.free_at = max(now, self.free_at) + predicted if self._on_gpu else self._clock()
+
+    def pop(self, now: float) -> Launch | None:
+        """The oldest launch, no longer in flight, if its results have arrived."""
+        if not (self._launches and self.oldest.readback.ready()):
+            return None
+        launch = self._launches.popleft()
+        if launch.rows:
+            self._reading = now, len(launch.rows)
+        self.free_at = min(self.free_at, now + sum(other.predicted for other in self._launches))
+        return launch
+
+    def note_read(self, now: float) -> None:
+        """Records that what `pop` returned has been read and sent."""
+        if self._reading is None:
+            return
+        began, rows = self._reading
+        self._row_seconds += _READ_WEIGHT * ((now - began) / rows - self._row_seconds)
+        self._reading = None
 
 
 class SpeechWorker:
@@ -69,7 +138,6 @@ class SpeechWorker:
         self._processor = processor
         self._model = model
         self._context = context
-        self._patch_seconds = model.samples_per_patch / model.sample_rate
         most = min(config.slots, _CPU_ROWS) if context.device.type == "cpu" else config.slots
         self._buckets = tuple(chosen_buckets(config.decode_buckets, config.slots) or row_buckets(most))
         context_pages = pages_for(model.max_positions, config.page_size)
@@ -98,9 +166,9 @@ class SpeechWorker:
         if device.type == "cpu":
             return MemoryRequirements(state=state_bytes)
         runner, samples = self._make_runner(num_pages=2), self._processor.reference_sample_rate * 4
-        runs = scratch.largest_runs(runner, config.max_step_tokens, reference_samples=samples)
-        codec = peak_bytes(partial(scratch.codec_run, runner), device)
-        return MemoryRequirements(max(peak_bytes(run, device) for run in runs), state_bytes + codec)
+        codec = peak_bytes(runner.largest_codec_run, device)
+        steps = max(peak_bytes(run, device) for run in runner.largest_runs(samples))
+        return MemoryRequirements(steps, state_bytes + codec)
 
     def allocate(self, num_pages: int) -> None:
         config = self._context.config
@@ -111,7 +179,7 @@ class SpeechWorker:
         policy = Policy(
             buckets=self._buckets,
             max_streams=config.slots,
-            patch_seconds=self._patch_seconds,
+            patch_seconds=self._model.samples_per_patch / self._model.sample_rate,
             max_waiting=config.max_waiting,
             first_audio_target=config.first_audio_target or FIRST_AUDIO_TARGET,
             refuse_after=config.first_audio_target or (FIRST_AUDIO_TARGET if on_gpu else math.inf),
@@ -136,19 +204,15 @@ class SpeechWorker:
     def graph_runners(self) -> list[GraphRunner]:
         return self._runner.graph_runners
 
-    def capture_next(self, *, idle: bool) -> bool:
-        return any(runner.capture_next(idle=idle) for runner in self.graph_runners)
-
     def calibrate(self) -> None:
         buckets: Sequence[int] = self._buckets
         lengths = [64, 512, self._context.config.max_step_tokens]
         if self._context.device.type != "cuda":
             buckets, lengths = sorted({buckets[0], buckets[-1]}), lengths[:1]
-        scratch.calibrate(self._runner, self._costs, buckets, lengths)
+        self._runner.calibrate(self._costs, buckets, lengths)
 
     def warm_up(self) -> Iterator[None]:
-        config = self._context.config
-        return scratch.warm_up(self._runner, max_rows=config.slots, step_tokens=config.max_step_tokens)
+        return self._runner.warm_up()
 
     # Commands
 
@@ -344,7 +408,6 @@ class SpeechWorker:
             model=self.name,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            slots_used=len(scheduler.running),
             pages_total=self._pages.num_pages - 1,
             pages_used=self._pages.num_used,
             pages_cached=self._pages.num_cached,

@@ -6,9 +6,8 @@ from itertools import pairwise
 from typing import Any
 
 from service.engine.arbiter import Arbiter
-from service.engine.core.worker import Control
 from service.engine.engine import FEW, GATHERING
-from service.link.messages import ModelState, Outputs
+from service.link.messages import Control, ModelState, Outputs
 from tests.engine.chat.test_pacing import DECODE, PATCH, TARGET, PacedEngine, alone, until
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.tiny_chat import tiny_item, tiny_prompt
@@ -63,7 +62,7 @@ class EndlessSpeech:
         return Outputs()
 
     def state(self) -> ModelState:
-        return ModelState("speech", running=1, waiting=0, slots_used=1, pages_total=1, pages_used=1, pages_cached=0)
+        return ModelState("speech", running=1, waiting=0, pages_total=1, pages_used=1, pages_cached=0)
 
     def fail_timed_out(self, now: float) -> None: ...
 

@@ -16,7 +16,7 @@ from models.checkpoints.registry import family_of, resolve
 from models.interfaces.capturable import Bucket, Plan
 from models.protocol import Decoder
 from service.engine.chat.slot_state import SlotState
-from service.engine.chat.steps import PrefillStep
+from service.engine.chat.steps import LayersStep, PrefillStep
 from service.graphs.buckets import fits
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
@@ -61,7 +61,7 @@ def prefill(family: str, device: str) -> Prefill:
         pages = SLOTS * PAGES + 1
         made = PagedCache(decoder.cache_specs(), num_pages=pages, page_size=PAGE, device=where)
         state = SlotState(SLOTS, PAGES, decoder.vocab_size, where)
-        step = PrefillStep(decoder, state, made.caches, PAGE, width, torch.float32, cached=True)
+        step = PrefillStep(LayersStep(decoder, state, made.caches, PAGE), torch.float32, cached=True)
         runner = GraphRunner("test", "prefill", step, BUCKETS, GraphPool(where, 1 << 30), Observations())
         while runner.capture_next(idle=True):
             pass

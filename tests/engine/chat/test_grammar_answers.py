@@ -16,7 +16,7 @@ from models.checkpoints.registry import family_of, resolve
 from models.interfaces.processor import ChatProcessor
 from service.api.structured.grammar import json_schema_grammar
 from service.api.structured.schema_form import Unfit
-from service.engine.chat.guided.matchers import build_tokenizer
+from service.engine.chat.guided.mask_server import build_tokenizer
 from service.link.messages import PARSER_LIMITS
 from tests.support.grammars import check_grammar
 from tests.support.schemas import random_schema

@@ -80,7 +80,7 @@ def _alone(name: str, **fields: Any) -> tuple[list[int], str | None]:
 )
 def test_guided_and_free_rows_share_steps_and_answer_as_alone(device: str, settings: dict[str, Any]) -> None:
     engine = InlineEngine(device=device, max_running=8, **settings)
-    while engine.worker.capture_next(idle=True):
+    while any(runner.capture_next(idle=True) for runner in engine.worker.graph_runners):
         pass
     asked: dict[str, dict[str, Any]] = {}
     kinds = SAMPLINGS if settings else {kind: SAMPLINGS[kind] for kind in ("greedy", "full")}

@@ -39,10 +39,9 @@ from service.engine.chat.guided.mask_server import (
     MaskServer,
     Ready,
     Reply,
+    build_tokenizer,
 )
-from service.engine.chat.guided.matchers import build_tokenizer
-from service.engine.chat.requests import Outbox
-from service.engine.chat.sequence import ChatSequence, Guide
+from service.engine.chat.sequence import Guide
 from service.engine.chat.slot_state import SlotState
 from service.engine.core.readback import Readback
 from service.hub import EMBEDDED
@@ -343,11 +342,11 @@ def test_tokens_are_read_and_sent_while_the_masks_behind_them_are_computed(
 
 
 def test_a_mask_server_that_failed_is_no_fault_of_the_client() -> None:
-    request = ChatRequest("one", "tiny", tiny_prompt([[1]]), SamplingParams(max_tokens=1), 0.0)
-    outbox, sequence = Outbox(keeps=False), ChatSequence(request, 1, 4)
-    outbox.end_guided(sequence, BROKEN)
-    outbox.end_guided(sequence, "no token can follow")
-    failed = outbox.take(keep_back=False).failed
+    worker = InlineEngine(graphs=False).worker
+    for name, verdict in (("one", BROKEN), ("two", "no token can follow")):
+        worker.submit(ChatRequest(name, "tiny", tiny_prompt([[1]]), SamplingParams(max_tokens=1), 0.0))
+        worker._requests.end_guided(worker._requests._sequences[name], verdict)
+    failed = worker.collect().failed
     assert [(one.status, one.code) for one in failed] == [(503, "engine_error"), (400, "grammar_failed")]
     assert failed[0].retry_after and not failed[1].retry_after
 

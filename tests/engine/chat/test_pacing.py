@@ -13,7 +13,7 @@ from service.api.structured.grammar import regex_grammar
 from service.engine.chat.encoder import Encoded, Part
 from service.engine.chat.graphs import CACHED_PREFILL_TOKENS
 from service.engine.chat.guided import guidance
-from service.engine.chat.pacing import ChatCosts, ChunkBudget, Gaps, PrefillCost
+from service.engine.chat.pacing import ChatCosts, ChunkBudget, Pacing, PrefillCost
 from service.engine.chat.sequence import Step
 from tests.engine.chat.test_prefix_index import alone
 from tests.support.inference import no_gradients as no_gradients
@@ -128,17 +128,17 @@ def test_chunks_fill_the_captured_prefills_that_a_gap_has_room_for(used: int) ->
 
 
 def test_a_gap_has_room_up_to_the_target_and_the_minimum_decode_rate() -> None:
-    assert Gaps(None).room(0.002) == math.inf
-    assert Gaps(0.015).room(0.0) == pytest.approx(0.0135)
-    assert Gaps(0.015).room(0.003) == pytest.approx(0.0135 - 0.003)
-    assert Gaps(0.015).room(0.001) == pytest.approx(0.001 / 0.15 - 0.001)
-    assert Gaps(0.015).room(0.018) == pytest.approx(0.009)  # rows that leave no time share theirs
+    assert Pacing(None, 2048).room(0.002) == math.inf
+    assert Pacing(0.015, 2048).room(0.0) == pytest.approx(0.0135)
+    assert Pacing(0.015, 2048).room(0.003) == pytest.approx(0.0135 - 0.003)
+    assert Pacing(0.015, 2048).room(0.001) == pytest.approx(0.001 / 0.15 - 0.001)
+    assert Pacing(0.015, 2048).room(0.018) == pytest.approx(0.009)  # rows that leave no time share theirs
 
 
 def test_work_over_the_room_is_paid_back_before_more_comes() -> None:
-    gaps = Gaps(0.015)
+    gaps = Pacing(0.015, 2048)
     whole = gaps.room(0.002)
-    gaps.spend(0.028)
+    gaps.spend(1, 0.028)
     assert gaps.room(0.002) == 0 and not gaps.free
     closed = 0
     while not gaps.free:
@@ -146,7 +146,7 @@ def test_work_over_the_room_is_paid_back_before_more_comes() -> None:
         closed += 1
         assert gaps.room(0.002) <= whole
     assert closed == math.ceil(0.028 / whole)
-    gaps.spend(0.5)
+    gaps.spend(1, 0.5)
     gaps.close(0.0)  # the rows have ended
     assert gaps.free
 
@@ -192,7 +192,7 @@ class PacedEngine(InlineEngine):
 
     def streams(self, count: int) -> None:
         """Rows that decode for long; what chunks and passes cost is known, as on a GPU from captures."""
-        while self.worker.capture_next(idle=True):
+        while any(runner.capture_next(idle=True) for runner in self.worker.graph_runners):
             pass
         self.worker._pacing.costs.prefill.start({16: LAUNCH + 16 * self.token, 64: LAUNCH + 64 * self.token}, PAIR)
         for patches in (16, 32, 96):

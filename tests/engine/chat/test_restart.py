@@ -86,7 +86,7 @@ def test_a_command_interrupts_the_capture_of_an_idle_engine(monkeypatch: pytest.
         assert arrived() and arrived() and not engine.channel.commands
         return True
 
-    monkeypatch.setattr(engine.worker, "capture_next", capture)
+    monkeypatch.setattr(engine.engine._runners[0], "capture_next", capture)
     assert engine.turn() and not engine.worker._requests._sequences
     assert engine.turn() and engine.pool.arrived is None
     monkeypatch.undo()

@@ -186,7 +186,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.pages.check()
         held = Counter(page for sequence in self.scheduler.running.values() for page in sequence.pages)
         assert {page: count for page, count in enumerate(self.pages._holders) if count} == held
-        assert len(self.scheduler.running) == self.scheduler.slots.num_used
+        slots = self.scheduler.slots
+        assert len(self.scheduler.running) == slots.num_slots - slots.num_free
         assert {*self.scheduler.waiting, *self.scheduler.running.values()} == set(self.alive)
         assert len(self.scheduler.waiting) + len(self.scheduler.running) == len(self.alive)
 
@@ -209,7 +210,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.read()
             self.every_page_has_the_holders_that_it_should()
         assert not self.alive, "some wait for ever"
-        assert self.pages.num_used == self.scheduler.slots.num_used == 0
+        assert self.pages.num_used == 0 and self.scheduler.slots.num_free == self.scheduler.slots.num_slots
 
 
 class StateMachine(SchedulerMachine):

@@ -12,14 +12,13 @@ import numpy as np
 import torch
 
 from models.protocol import SpeechModel
-from service.engine.core.worker import Control, Request, WorkerContext
-from service.engine.speech.in_flight import Launch
-from service.engine.speech.runner import Outcome
+from service.engine.core.worker import WorkerContext
+from service.engine.speech.runner import Launch, Outcome
 from service.engine.speech.worker import SpeechWorker
 from service.graphs.observations import Observation, Observations
 from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig, ModelConfig
-from service.link.messages import Failed, ReferenceEncoded, SpeechDelta, SpeechRequest
+from service.link.messages import Control, Failed, ReferenceEncoded, Request, SpeechDelta, SpeechRequest
 from tests.models.voxcpm2 import golden
 
 HIDDEN, AUDIO = 1e-4, 2e-4
@@ -97,7 +96,7 @@ class WorkerRig:
         if capture_all:
             for runner in self.worker.graph_runners:
                 runner.on_demand.clear()
-        while self.worker.capture_next(idle=capture_all):
+        while any(runner.capture_next(idle=capture_all) for runner in self.worker.graph_runners):
             pass
         self.worker.calibrate()
         self.heard: dict[str, Heard] = defaultdict(Heard)

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 
 from models.interfaces.capturable import Bucket
 from service.engine.core.pages import PagePool
-from service.engine.speech.costs import Kind, SpeechCosts
-from service.engine.speech.forecast import Forecast, Policy
+from service.engine.speech.forecast import Forecast, Kind, Policy, SpeechCosts, replayed_cost_key
 from service.engine.speech.scheduler import Refusal, SpeechScheduler, Step
-from service.engine.speech.stream import FindCapturedBucket, Playback, PrefillSize, Stream, replayed_cost_key
+from service.engine.speech.stream import FindCapturedBucket, Playback, PrefillSize, Stream
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 PATCH_SECONDS = 0.16

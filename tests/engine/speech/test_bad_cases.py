@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from models.voxcpm2.model import VoxCPM2
-from service.engine.speech.in_flight import Launch
 from service.engine.speech.requests import UnsentAudio
-from service.engine.speech.runner import Outcome
+from service.engine.speech.runner import Launch, Outcome
 from service.link.messages import Abort, SpeechDelta, SpeechRequest, SpeechSegment
 from tests.engine.speech.rig import Heard, WorkerRig, same_audio, same_patches
 from tests.engine.speech.test_worker import request as usual_request

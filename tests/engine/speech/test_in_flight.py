@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from service.engine.speech.in_flight import LEAD, MAX_IN_FLIGHT, InFlight, Launch
+from service.engine.speech.runner import Launch
+from service.engine.speech.worker import LEAD, MAX_IN_FLIGHT, InFlight
 
 
 class Results:

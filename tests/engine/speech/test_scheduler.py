@@ -11,18 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.core.pages import PagePool
-from service.engine.speech.costs import SpeechCosts
-from service.engine.speech.forecast import Forecast, Policy
+from service.engine.speech.forecast import Forecast, Policy, SpeechCosts, eager_cost_key
 from service.engine.speech.scheduler import SpeechScheduler, Step
-from service.engine.speech.stream import (
-    FindCapturedBucket,
-    Phase,
-    PrefillChunk,
-    PrefillSize,
-    Stream,
-    VoicePage,
-    eager_cost_key,
-)
+from service.engine.speech.stream import FindCapturedBucket, Phase, PrefillChunk, PrefillSize, Stream, VoicePage
 from tests.engine.speech.simulator import (
     BUCKETS,
     FUSED,

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.voxcpm2.model import VoxCPM2
-from service.engine.core.worker import Control, Request
-from service.engine.speech.references import voice_pages
 from service.engine.speech.runner import make_copies
+from service.engine.speech.sequence import voice_pages
 from service.engine.speech.stream import PageCopy, Stream
-from service.link.messages import Abort, SpeechRequest
+from service.link.messages import Abort, Control, Request, SpeechRequest
 from tests.engine.speech.rig import Heard, WorkerRig, same
 from tests.engine.speech.test_worker import TEXTS, request, segment
 from tests.models.voxcpm2 import golden

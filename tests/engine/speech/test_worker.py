@@ -16,8 +16,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models.voxcpm2.model import VoxCPM2
-from service.engine.core.worker import Control, Request
-from service.link.messages import Abort, EncodeReference, Pause, SpeechAppend, SpeechRequest, SpeechSegment
+from service.link.messages import (
+    Abort,
+    Control,
+    EncodeReference,
+    Pause,
+    Request,
+    SpeechAppend,
+    SpeechRequest,
+    SpeechSegment,
+)
 from tests.engine.speech.rig import Heard, WorkerRig, same, same_audio, same_patches
 from tests.models.voxcpm2 import golden
 from tests.support.slow import slow

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models.interfaces.capturable import BufferSpec
-from service.engine.chat.slot_state import SlotState, allocate_states
-from service.engine.chat.steps import PrefillStep
+from service.engine.chat.slot_state import SlotState, allocate_layers
+from service.engine.chat.steps import LayersStep, PrefillStep
 from service.graphs.buffers import exact_buffers
 from tests.models.families.family import CPU, FAMILIES, Family, families
 from tests.support.audit import audit, audited_decode, audited_verify
@@ -82,8 +82,8 @@ def test_forwards_read_no_value_on_the_host(family: Family) -> None:
     levels, hidden = getattr(decoder, "feature_levels", 0), decoder.hidden_size
     assert audit(encoder, bucket) == {"embeds": BufferSpec((family.rows(bucket), (1 + levels) * hidden), torch.float32)}
     caches = [spec.allocate(4, 16, CPU, torch.float32) for spec in decoder.cache_specs()]
-    state = SlotState(3, 4, decoder.vocab_size, CPU, allocate_states(decoder, 4, CPU))
-    prefill = PrefillStep(decoder, state, caches, 16, hidden, torch.float32, cached=False)
+    state = SlotState(3, 4, decoder.vocab_size, CPU, allocate_layers(decoder.state_specs(), 4, CPU))
+    prefill = PrefillStep(LayersStep(decoder, state, caches, 16), torch.float32, cached=False)
     for count in {0, levels}:
         assert audit(prefill, {"tokens": 24, "sequences": 2, "levels": count})["hidden"].shape == (24, hidden)
     assert audited_decode(decoder, 5) == BufferSpec((5, decoder.vocab_size), torch.float32)

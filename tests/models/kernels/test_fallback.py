@@ -15,7 +15,7 @@ from triton.runtime.errors import OutOfResources
 from models.layers import op as ops
 from models.layers.kernels import launch
 from models.layers.op import FALLBACKS, CannotLaunch, Fallbacks
-from service.engine.precompile import Compilations
+from service.engine.start import Compilations
 from service.graphs.observations import Observations
 from tests.models.kernels.test_operations import MODULES
 

@@ -21,7 +21,7 @@ from models.minicpmv.slicing import SliceRule
 from models.minicpmv.v4_6.encoder import MiniCPMV46Encoder, merge_of
 from models.minicpmv.v4_6.model import load_model
 from models.minicpmv.v4_6.processor import MAX_VIDEO_EMBEDS, MiniCPMV46Processor, load_processor, sample_frames
-from service.graphs.packing import pack
+from service.graphs.buckets import pack
 from tests.support.chat_golden import generate, golden_prompt, largest_difference
 from tests.support.golden import GOLDEN, change_json, copy_checkpoint, inputs
 from tests.support.inference import no_gradients as no_gradients

@@ -18,7 +18,7 @@ from models.interfaces.errors import InputError
 from models.interfaces.media import Prompt
 from models.qwen3_asr.aligner import repaired, split_words
 from models.qwen3_asr.config import load_config
-from service.engine.chat.guided.matchers import build_tokenizer
+from service.engine.chat.guided.mask_server import build_tokenizer
 from tests.models.families.test_loading import json_of
 from tests.models.qwen3_asr.golden import ALIGNER, samples
 from tests.models.qwen3_asr.test_loading import CONVERTED

@@ -42,9 +42,9 @@ from service.engine.chat.guided.mask_server import (
     Ready,
     Reply,
     ServerSettings,
+    build_tokenizer,
     deep_thread,
 )
-from service.engine.chat.guided.matchers import build_tokenizer
 from service.engine.chat.sequence import ChatSequence, Guide
 from service.engine.chat.slot_state import SlotState
 from service.engine.core.readback import Readback
