@@ -109,15 +109,11 @@ def test_items_say_their_texts_and_phones(store: Store) -> None:
     assert any(TEXTS[0] in text for text in heard) and any("language None" in text for text in heard)
 
 
-def test_a_step_learns_and_is_taken_up_again(data: Path, tmp_path: Path) -> None:
-    options = Namespace(data=data, rate=2e-3, seed=0, hours=0.1, least=0.001, audio=8, resume=None)
+def test_a_step_changes_all_weights(data: Path) -> None:
+    options = Namespace(data=data, seed=0, hours=0.1, least=0.001, audio=8, resume=None)
     trainer = Trainer(options)
     first = {name: value.clone() for name, value in trainer.network.state_dict().items()}
-    losses = [trainer.step(0.0, nth) for nth in range(2)]
+    losses = [trainer.step(1e-5, 0.0) for _ in range(2)]
     assert all(torch.isfinite(value) for part in losses for value in part.values())
     changed = [name for name, value in trainer.network.state_dict().items() if not torch.equal(value, first[name])]
     assert len(changed) == len(first)
-    other = Trainer(options)
-    other.restore(trainer.state())
-    for ours, theirs in zip(other.optimiser.average.values, trainer.optimiser.average.values, strict=True):
-        assert torch.equal(ours, theirs.bfloat16().float())

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,24 +28,17 @@ class Line:
     name = "line"
 
     def __init__(self) -> None:
-        self.steps, self.net = 0, nn.Linear(1, 1, bias=False)
-        self.optimiser = loop.Optimiser(self.net)
+        self.steps, self.network = 0, nn.Linear(1, 1, bias=False)
+        self.optimiser = loop.Optimiser(self.network)
 
-    def step(self, share: float, nth: int) -> dict[str, Tensor]:
-        loss = (self.net(torch.ones(1, 1)) - 2.0).square().sum()
+    def step(self, rate: float, share: float) -> dict[str, Tensor]:
+        loss = (self.network(torch.ones(1, 1)) - 2.0).square().sum()
         loss.backward()
-        self.optimiser.step(loop.rate_at(0.05, share, nth, warm=1, floor=1.0))
+        self.optimiser.step(rate)
         return {"loss": loss.detach()}
 
     def report(self) -> dict[str, float]:
         return {"hours": 0.12345}
-
-    def state(self) -> dict[str, Any]:
-        return {"net": self.optimiser.average.state(torch.float32)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.net.load_state_dict(state["net"])
-        self.optimiser.average.restart()
 
     def kept(self) -> None: ...
 
@@ -59,8 +51,8 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(out: Path, **more: object) -> argparse.Namespace:
-    usual = {"out": out, "seconds": 24.0, "keep": 1e9, "resume": out / "nothing.pt", "compile": False, "rate": 1e-3}
-    return argparse.Namespace(**{**usual, **more})
+    usual = {"out": out, "seconds": 24.0, "keep": 1e9, "resume": out / "nothing.pt", "compile": False}
+    return argparse.Namespace(**{**usual, "rate": 0.05, "decay": 0.0, **more})
 
 
 def test_a_leg_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from training.vision.train import Trainer
 from training.vision.vocabulary import tokenizer
 
 SHAPE = Shape(vocab_size=1152, layers=2, vision_depth=2)
-OPTIONS = Namespace(blocks=1, rate=2e-3, seconds=1.0, decay=0.0, auxiliary=0.3, compile=False)
+OPTIONS = Namespace(blocks=1, auxiliary=0.3, compile=False)
 
 pytestmark = pytest.mark.slow
 
@@ -134,5 +134,5 @@ def test_steps_lower_the_loss(tmp_path: Path) -> None:
     flat = np.concatenate([array.reshape(-1).view(np.uint8) for array in block.values()])
     assert flat.size == BLOCK_BYTES
     trainer.rows[0] = torch.from_numpy(flat)
-    losses = [float(trainer.step(0.0, 200)["answers"]) for _ in range(3)]
+    losses = [float(trainer.step(2e-3, 0.0)["answers"]) for _ in range(3)]
     assert losses[-1] < losses[0]

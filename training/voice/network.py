@@ -8,7 +8,6 @@ packed rows; a test holds the two equal. P latent frames of D values make a patc
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -230,15 +229,7 @@ class Helpers(nn.Module):
         return self.phones(hidden).unflatten(1, (FRAMES, -1)), self.mean(hidden).unflatten(1, (FRAMES, -1))
 
 
-@dataclass(frozen=True)
-class Weights:
-    flow: float = 1.0
-    stop: float = 0.1
-    phones: float = 0.2
-    mean: float = 0.3
-    guidance: float = 0.3
-
-
+_WEIGHTS = {"flow": 1.0, "stop": 0.1, "phones": 0.2, "mean": 0.3}
 _DRAWS = 3
 """Noises a target."""
 _DROP = 0.1
@@ -256,8 +247,8 @@ class Objective(nn.Module):
         for name, value in zip(Times._fields, times, strict=True):
             self.register_buffer(f"times_{name}", value, persistent=False)
 
-    def forward(self, batch: Batch, store: Store, weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
-        """-> the loss, and its parts for people."""
+    def forward(self, batch: Batch, store: Store, guidance: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """-> the loss, and its parts for people. guidance: weight of the attention that is shown where to look."""
         network, device = self.network, store.latents.device
         rows, length = batch.token_ids.shape
         clean = store.latents.view(-1, FRAMES, LATENT_DIM)
@@ -267,7 +258,7 @@ class Objective(nn.Module):
         flat = torch.zeros(rows * length + 1, embeds.shape[1], dtype=embeds.dtype, device=device)
         flat = flat.index_copy(0, batch.audio_place, embeds)[:-1].view(rows, length, -1)
         mask = causal_mask(batch.documents)
-        guided = GUIDED if weights.guidance else {}
+        guided = GUIDED if guidance else {}
         hidden, residual, logits = network.backbone(
             batch.token_ids, batch.is_patch, flat, batch.positions, mask, guided
         )
@@ -288,7 +279,7 @@ class Objective(nn.Module):
         }
         if guided:
             parts["guidance"] = (self._guidance(batch, logits) * weight).sum() / total
-        loss = sum((getattr(weights, name) * part for name, part in parts.items()), torch.zeros((), device=device))
+        loss = torch.stack([(_WEIGHTS | {"guidance": guidance})[name] * part for name, part in parts.items()]).sum()
         parts["accuracy"] = ((phones.argmax(-1) == spoken).float().mean(1) * weight).sum() / total
         return loss, parts
 
