@@ -79,12 +79,12 @@ def test_logits_are_those_of_the_product(store: Store, tmp_path: Path) -> None:
     publish(tmp_path / "checkpoint", network.state_dict())
     model, processor = load_model(tmp_path / "checkpoint", CPU, torch.float32), load_processor(tmp_path / "checkpoint")
     for seconds, batch in batches(store):
-        wave, found = together(batch, store, seconds)
-        mel = Features()(wave, found["total"] // 160, torch.zeros_like(found["bank"]))
+        wave = together(batch, store, seconds)
+        mel = Features()(wave, batch["total"] // 160, torch.zeros_like(batch["bank"]))
         with torch.no_grad():
-            embeds, _ = network.audio_tower(mel, found["rows"])
-            logits = network.model(batch["ids"], embeds, found["begin"], found["rows"])
-        at = {name: int(value[0]) for name, value in found.items()}
+            embeds, _ = network.audio_tower(mel, batch["rows"])
+            logits = network.model(batch["ids"], embeds, batch["begin"], batch["rows"])
+        at = {name: int(value[0]) for name, value in batch.items() if value.ndim == 1}
         item = processor.item(wave[0, 200 : 200 + at["total"]].numpy())
         assert largest_difference(encode(model.encoder, [item], CPU), embeds[0, : at["rows"]]) < 2e-4
         ids = batch["ids"][0].tolist()
@@ -100,9 +100,8 @@ def test_logits_are_those_of_the_product(store: Store, tmp_path: Path) -> None:
 def test_items_say_their_texts_and_phones(store: Store) -> None:
     vocabulary, heard = Vocabulary(), list[str]()
     for seconds, batch in batches(store):
-        _, found = together(batch, store, seconds)
-        wanted = phones(found, store, seconds)
-        for row, (first, end) in enumerate(zip(found["answer"].tolist(), found["length"].tolist(), strict=True)):
+        wanted = phones(batch, store, seconds)
+        for row, (first, end) in enumerate(zip(batch["answer"].tolist(), batch["length"].tolist(), strict=True)):
             heard.append(vocabulary.text(batch["ids"][row, first:end].tolist()))
             if sounds := {k for k, part in enumerate(TEXTS, 1) if part in heard[-1]}:
                 assert set(wanted[row].unique().tolist()) - {0, 255} == sounds

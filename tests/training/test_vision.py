@@ -16,7 +16,7 @@ from models.qwen_vl.model import load_model
 from models.qwen_vl.processor import Qwen2VLProcessor, load_processor
 from tests.support.chat_golden import generate
 from tests.support.prompts import prompt_of
-from training.vision.blocks import BLOCK_BYTES, on_device, pack, packed
+from training.vision.blocks import on_device, pack, packed
 from training.vision.checkpoint import publish
 from training.vision.conversations import ASKED, DEFAULT_SYSTEM, PICTURES, QUESTION, Encoder, Example, opening
 from training.vision.network import Network, Shape
@@ -131,8 +131,7 @@ def test_steps_lower_the_loss(tmp_path: Path) -> None:
     ((block, _),) = pack(Encoder(tmp_path), [EXAMPLES["a picture and two turns"], EXAMPLES["a video"]])
     torch.manual_seed(0)
     trainer = Trainer(SHAPE, OPTIONS, None)
-    flat = np.concatenate([array.reshape(-1).view(np.uint8) for array in block.values()])
-    assert flat.size == BLOCK_BYTES
-    trainer.rows[0] = torch.from_numpy(flat)
+    for name, value in block.items():
+        trainer.batch[name][0] = value
     losses = [float(trainer.step(2e-3, 0.0)["answers"]) for _ in range(3)]
     assert losses[-1] < losses[0]

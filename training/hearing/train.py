@@ -62,17 +62,17 @@ class Trainer:
 
     def losses(self, batch: Batch, seconds: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Of the answers' tokens and of the phones, and the share of tokens that are right."""
-        wave, found = together(batch, self.store, seconds)
-        mel = self.features(wave, found["total"] // 160, found["bank"], tilts(batch["levels"])).to(self.dtype)
-        rows, ids, network = found["rows"], batch["ids"], self.network
+        wave = together(batch, self.store, seconds)
+        mel = self.features(wave, batch["total"] // 160, batch["bank"], tilts(batch["tilt"])).to(self.dtype)
+        rows, ids, network = batch["rows"], batch["ids"], self.network
         embeds, hidden = network.audio_tower(mel, rows)
         heard = linear(hidden, network.auxiliary).float().unflatten(2, (PHONES_PER_ROW, -1)).flatten(0, 2)
-        wanted = phones(found, self.store, seconds).flatten()
+        wanted = phones(batch, self.store, seconds).flatten()
         known = (wanted != UNKNOWN).sum().clamp(min=1)
         sounds = F.cross_entropy(heard, wanted, ignore_index=UNKNOWN, reduction="sum") / known
-        logits = network.model(ids, embeds, found["begin"], rows).float()
+        logits = network.model(ids, embeds, batch["begin"], rows).float()
         place = torch.arange(ids.shape[1], device=ids.device) + 1
-        asked = (place >= found["answer"][:, None]) & (place < found["length"][:, None])
+        asked = (place >= batch["answer"][:, None]) & (place < batch["length"][:, None])
         labels = ids.roll(-1, 1).masked_fill(~asked, -100)
         text = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
         right = ((logits.argmax(2) == labels) & asked).sum() / asked.sum()

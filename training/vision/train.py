@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training import loop
-from training.vision.blocks import BLOCK_BYTES, PATCHES, Drawn, Feed, drawn_shifts, fields, packed, shifted
+from training.vision.blocks import PATCHES, Drawn, Feed, Fields, drawn_shifts, empty, packed, shifted
 from training.vision.network import Network, Shape
 
 _STEPS_BEFORE_CAPTURE = 12
@@ -28,7 +28,7 @@ _WORDS = "model.embed_tokens.weight"
 
 
 class Trainer:
-    """feed: None where `rows`, blocks uint8 [n, BLOCK_BYTES], are filled by somebody else."""
+    """feed: None where `batch` is filled by somebody else."""
 
     name = "vision"
 
@@ -43,7 +43,7 @@ class Trainer:
             decay=0.1,
             average=0.998,
         )
-        self.rows = torch.zeros(options.blocks, BLOCK_BYTES, dtype=torch.uint8, device=self.device)
+        self.batch = empty(options.blocks, self.device)
         self._graphs = loop.Graphs(self._losses, self.optimiser, _STEPS_BEFORE_CAPTURE, captures=options.compile)
         self._shifted: Callable[..., Tensor] = shifted
         self._new = 0
@@ -56,11 +56,10 @@ class Trainer:
 
     def step(self, rate: float, share: float) -> dict[str, Tensor]:
         if self.feed is not None:
-            self._new += self.feed.gather(self.rows)
-        return self._graphs.step(rate, {"rows": self.rows})
+            self._new += self.feed.gather(self.batch)
+        return self._graphs.step(rate, self.batch)
 
-    def _losses(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        found = fields(batch["rows"])
+    def _losses(self, found: Fields) -> tuple[Tensor, dict[str, Tensor]]:
         number = len(found["ids"])
         shifts, light, moved = drawn_shifts(number, self.device)
         noise = torch.randn(found["frames"].shape, dtype=torch.float16, device=self.device)
