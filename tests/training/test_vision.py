@@ -19,13 +19,13 @@ from tests.support.prompts import prompt_of
 from training.vision.blocks import on_device, pack, packed
 from training.vision.checkpoint import publish
 from training.vision.conversations import ASKED, DEFAULT_SYSTEM, PICTURES, QUESTION, Encoder, Example, opening
-from training.vision.network import Network, Shape
+from training.vision.network import Network
 from training.vision.pictures import Picture
 from training.vision.questions import Turn
 from training.vision.train import Trainer
-from training.vision.vocabulary import tokenizer
+from training.vision.vocabulary import CONFIG, tokenizer
 
-SHAPE = Shape(vocab_size=1152, layers=2, vision_depth=2)
+SMALL = CONFIG | {"num_hidden_layers": 2, "vision_config": CONFIG["vision_config"] | {"depth": 2}}
 OPTIONS = Namespace(blocks=1, auxiliary=0.3, compile=False)
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ EXAMPLES = {
 @pytest.fixture(scope="module")
 def network() -> Network:
     torch.manual_seed(3)
-    network = Network(SHAPE)
+    network = Network(SMALL)
     for parameter in network.parameters():
         # Norms of one and biases of zero would hide mistakes in them.
         parameter.data += 0.05 * torch.randn_like(parameter)
@@ -71,7 +71,7 @@ def network() -> Network:
 @pytest.fixture(scope="module")
 def directory(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("checkpoint")
-    publish(directory, SHAPE, network.state_dict())
+    publish(directory, SMALL, network.state_dict())
     return directory
 
 
@@ -130,7 +130,7 @@ def test_steps_lower_the_loss(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer()), "utf-8")
     ((block, _),) = pack(Encoder(tmp_path), [EXAMPLES["a picture and two turns"], EXAMPLES["a video"]])
     torch.manual_seed(0)
-    trainer = Trainer(SHAPE, OPTIONS, None)
+    trainer = Trainer(SMALL, OPTIONS, None)
     for name, value in block.items():
         trainer.batch[name][0] = value
     losses = [float(trainer.step(2e-3, 0.0)["answers"]) for _ in range(3)]

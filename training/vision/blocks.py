@@ -62,57 +62,49 @@ class Packer:
     """Puts examples into a block until one does not fit."""
 
     def __init__(self, encoder: Encoder) -> None:
-        self.encoder, self.used, self.tasks = encoder, Counter[str](), list[str]()
+        self._encoder, self._used, self.tasks = encoder, Counter[str](), list[str]()
         self._parts: dict[str, list[np.ndarray]] = defaultdict(list)
 
     def add(self, example: Example) -> bool:
         """False, and nothing is written, where the example does not fit."""
-        pictures = example.pictures
-        patches = [patches_of(picture) for picture in pictures]
-        grids = [grid_of(picture) for picture in pictures]
-        tokens = [
-            self.encoder.tokens(pictures, turns, opening)
-            for turns, opening in zip(example.conversations, example.openings, strict=True)
-        ]
-        needed = {
-            "frames": sum(len(frames) * frames.shape[1] for frames in patches),
-            "patches": sum(t * h * w for t, h, w in grids),
-            "tokens": sum(len(item.ids) for item in tokens),
-            "labels": sum(int((item.labels >= 0).sum()) for item in tokens),
-            "segments": sum(t for t, _, _ in grids),
-            "sequences": len(tokens),
-        }
-        if any(self.used[name] + number > _ROOM[name] for name, number in needed.items()):
-            return False
-        first_row = self.used["patches"] // 4
-        for picture, frames, grid in zip(pictures, patches, grids, strict=True):
-            self._picture(picture, frames, grid)
-        for turns, item in zip(example.conversations, tokens, strict=True):
-            self._conversation([turn.task for turn in turns], item, first_row)
-        return True
+        used, tasks, parts = self._used.copy(), [*self.tasks], {name: [*each] for name, each in self._parts.items()}
+        self.put(example)
+        if all(self._used[name] <= most for name, most in _ROOM.items()):
+            return True
+        self._used, self.tasks, self._parts = used, tasks, defaultdict(list, parts)
+        return False
+
+    def put(self, example: Example) -> None:
+        first_row = self._used["patches"] // 4
+        for picture in example.pictures:
+            self._picture(picture)
+        for turns, opening in zip(example.conversations, example.openings, strict=True):
+            tokens = self._encoder.tokens(example.pictures, turns, opening)
+            self._conversation([turn.task for turn in turns], tokens, first_row)
+
+    def joined(self) -> Fields:
+        """All that has been put, each field [...]."""
+        return {name: torch.from_numpy(np.concatenate(parts)) for name, parts in self._parts.items()}
 
     def block(self) -> Fields:
         """The rest of both `cu` are segments that are not too long."""
-        used, found = self.used, {}
-        rest = LONGEST * np.arange(SEQUENCES)
+        used, rest = self._used, LONGEST * np.arange(SEQUENCES)
         self._add(
             vision_cu=np.minimum(used["patches"] + rest[: SEGMENTS - used["segments"]], PATCHES),
             text_cu=np.minimum(used["tokens"] + rest[: SEQUENCES - used["sequences"]], TOKENS),
             frame_grids=np.tile((2, 2, 0, 0), (FRAMES - used["frames"], 1)),
         )
-        for name, (shape, kind, fill) in FIELDS.items():
-            found[name] = torch.full(shape, fill, dtype=kind)
-            if parts := self._parts[name]:
-                joined = torch.from_numpy(np.concatenate(parts))
-                found[name][: len(joined)] = joined
+        found = {name: torch.full(shape, fill, dtype=kind) for name, (shape, kind, fill) in FIELDS.items()}
+        for name, value in self.joined().items():
+            found[name][: len(value)] = value
         return found
 
     def _add(self, **parts: np.ndarray) -> None:
         for name, part in parts.items():
             self._parts[name].append(part)
 
-    def _picture(self, picture: Picture, frames: np.ndarray, grid: tuple[int, int, int]) -> None:
-        used, (t, h, w) = self.used, grid
+    def _picture(self, picture: Picture) -> None:
+        used, frames, (t, h, w) = self._used, patches_of(picture), grid_of(picture)
         count, each = len(frames), h * w
         index = np.indices((h, w)).reshape(2, h // 2, 2, w // 2, 2).transpose(1, 3, 2, 4, 0).reshape(each, 2)
         starts = used["frames"] + each * np.arange(count)
@@ -123,7 +115,7 @@ class Packer:
             frames=frames.reshape(-1, 588),
             frame_starts=np.repeat(starts, each),
             frame_pictures=np.full(count * each, used["segments"]),
-            frame_grids=np.tile(np.insert(index, 0, ((h,), (w,)), axis=1), (count, 1)),
+            frame_grids=np.tile(np.hstack((np.tile((h, w), (each, 1)), index)), (count, 1)),
             first=rows[pairs].flatten(),
             second=rows[np.minimum(pairs + 1, count - 1)].flatten(),
             coordinates=np.tile(index, (t, 1)),
@@ -133,7 +125,7 @@ class Packer:
         used.update(frames=count * each, patches=t * each, segments=t)
 
     def _conversation(self, tasks: list[str], item: Tokens, first_row: int) -> None:
-        used, where = self.used, np.flatnonzero(item.labels >= 0)
+        used, where = self._used, np.flatnonzero(item.labels >= 0)
         turns = item.turns[where]
         self._add(
             ids=item.ids,
@@ -272,7 +264,8 @@ def answers(network: Network, held: Held, dtype: torch.dtype) -> list[Answer]:
 
 def packed(found: Fields) -> Packed:
     """Blocks [n, ...] as one batch: every index moved on by what the blocks before it hold."""
-    number = len(found["ids"])
+    number, tokens = found["ids"].shape
+    patches, frames = found["first"].shape[1], found["frames"].shape[1]
     step = torch.arange(number, device=found["ids"].device)[:, None]
 
     def starts(name: str, length: int) -> Tensor:
@@ -282,15 +275,15 @@ def packed(found: Fields) -> Packed:
     source = found["source"].long()
     return Packed(
         frames=found["frames"].flatten(0, 1),
-        first=(found["first"].long() + step * FRAMES).flatten(),
-        second=(found["second"].long() + step * FRAMES).flatten(),
+        first=(found["first"].long() + step * frames).flatten(),
+        second=(found["second"].long() + step * frames).flatten(),
         coordinates=found["coordinates"].flatten(0, 1),
-        vision_cu=starts("vision_cu", PATCHES),
+        vision_cu=starts("vision_cu", patches),
         ids=found["ids"].long().flatten(),
-        source=torch.where(source >= 0, source + step * (PATCHES // 4), source).flatten(),
+        source=torch.where(source >= 0, source + step * (patches // 4), source).flatten(),
         positions=found["positions"].flatten(0, 1).T,
-        text_cu=starts("text_cu", TOKENS),
-        selected=(found["selected"].long() + step * TOKENS).flatten(),
+        text_cu=starts("text_cu", tokens),
+        selected=(found["selected"].long() + step * tokens).flatten(),
         longest=LONGEST,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,23 +26,6 @@ UNKNOWN = 255
 """A target of a cell of which nothing is known."""
 SHAPE_CLASSES, COLOR_CLASSES, SIZE_CLASSES = 1 + len(SHAPE_NAMES), 1 + len(COLOR_NAMES), 1 + len(SIZE_NAMES)
 _SPREAD = 1024
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of the network; head_dim 32 in both parts."""
-
-    vocab_size: int
-    hidden_size: int = 192
-    intermediate_size: int = 512
-    layers: int = 6
-    heads: int = 6
-    kv_heads: int = 2
-    rope_theta: float = 100.0
-    mrope_section: tuple[int, int, int] = (4, 6, 6)
-    vision_hidden_size: int = 160
-    vision_depth: int = 5
-    vision_heads: int = 5
 
 
 @dataclass(frozen=True)
@@ -137,16 +120,14 @@ class Visual(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.patch_embed = Parts(
-            proj=nn.Conv3d(3, shape.vision_hidden_size, (2, 14, 14), stride=(2, 14, 14), bias=False)
-        )
-        self.blocks = nn.ModuleList(
-            VisionBlock(shape.vision_hidden_size, shape.vision_heads) for _ in range(shape.vision_depth)
-        )
-        self.merger = Merger(shape.vision_hidden_size, shape.hidden_size)
-        quarter = shape.vision_hidden_size // shape.vision_heads // 4
+        vision = config["vision_config"]
+        width, heads, size = vision["embed_dim"], vision["num_heads"], (2, 14, 14)
+        self.patch_embed = Parts(proj=nn.Conv3d(3, width, size, stride=size, bias=False))
+        self.blocks = nn.ModuleList(VisionBlock(width, heads) for _ in range(vision["depth"]))
+        self.merger = Merger(width, config["hidden_size"])
+        quarter = width // heads // 4
         self.register_buffer("frequencies", 10_000.0 ** -(torch.arange(quarter) / quarter), persistent=False)
         self.register_buffer("mean", torch.tensor(MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(STD).view(3, 1, 1), persistent=False)
@@ -169,16 +150,16 @@ class Language(nn.Module):
     frequencies: Tensor
     axes: Tensor
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        sizes = (shape.hidden_size, shape.intermediate_size, shape.heads, shape.kv_heads)
-        head_dim = shape.hidden_size // shape.heads
-        self.layers = nn.ModuleList(Block(*sizes, head_dim, bias=True) for _ in range(shape.layers))
-        self.norm = RMSNorm(shape.hidden_size)
-        half = shape.hidden_size // shape.heads // 2
-        self.register_buffer("frequencies", shape.rope_theta ** -(torch.arange(half) / half), persistent=False)
-        axes = torch.repeat_interleave(torch.arange(3), torch.tensor(shape.mrope_section))
+        width, heads = config["hidden_size"], config["num_attention_heads"]
+        sizes = (width, config["intermediate_size"], heads, config["num_key_value_heads"], width // heads)
+        self.embed_tokens = nn.Embedding(config["vocab_size"], width)
+        self.layers = nn.ModuleList(Block(*sizes, bias=True) for _ in range(config["num_hidden_layers"]))
+        self.norm = RMSNorm(width)
+        half, section = width // heads // 2, torch.tensor(config["rope_scaling"]["mrope_section"])
+        self.register_buffer("frequencies", config["rope_theta"] ** -(torch.arange(half) / half), persistent=False)
+        axes = torch.repeat_interleave(torch.arange(3), section)
         self.register_buffer("axes", axes, persistent=False)
 
     def forward(self, batch: Packed, vision: Tensor) -> Tensor:
@@ -228,23 +209,23 @@ class Auxiliary(nn.Module):
 
 
 class Network(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
+        """config: config.json."""
         super().__init__()
-        self.visual = Visual(shape)
-        self.model = Language(shape)
-        self.auxiliary = Auxiliary(shape.hidden_size)
-        self._initialise(shape)
+        self.visual, self.model = Visual(config), Language(config)
+        self.auxiliary = Auxiliary(config["hidden_size"])
+        self._initialise(config["num_hidden_layers"])
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.model.embed_tokens.weight.to(hidden.dtype)).float()
 
-    def _initialise(self, shape: Shape) -> None:
+    def _initialise(self, layers: int) -> None:
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
                 continue
             deviation = 0.02 if "embed_tokens" in name else parameter[0].numel() ** -0.5
             if name.endswith(("o_proj.weight", "down_proj.weight", "fc2.weight", "attn.proj.weight")):
-                deviation /= (2 * shape.layers) ** 0.5
+                deviation /= (2 * layers) ** 0.5
             nn.init.trunc_normal_(parameter, std=deviation, a=-3 * deviation, b=3 * deviation)
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):

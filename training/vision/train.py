@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,7 +22,8 @@ from torch.nn import functional as F
 
 from training import loop
 from training.vision.blocks import PATCHES, Drawn, Feed, Fields, drawn_shifts, empty, packed, shifted
-from training.vision.network import Network, Shape
+from training.vision.network import Network
+from training.vision.vocabulary import CONFIG
 
 _STEPS_BEFORE_CAPTURE = 12
 _WORDS = "model.embed_tokens.weight"
@@ -32,11 +34,11 @@ class Trainer:
 
     name = "vision"
 
-    def __init__(self, shape: Shape, options: argparse.Namespace, feed: Feed | None) -> None:
+    def __init__(self, config: dict[str, Any], options: argparse.Namespace, feed: Feed | None) -> None:
         self.steps, self.options, self.feed = 0, options, feed
         self.device = loop.device()
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.network = Network(shape).to(self.device)
+        self.network = Network(config).to(self.device)
         self.optimiser = loop.Optimiser(
             self.network,
             inner=lambda name: "embed_tokens" not in name and "auxiliary" not in name,
@@ -115,7 +117,8 @@ if __name__ == "__main__":
     parser.add_argument("--weights", type=Path, help="begin with the weights of this model.safetensors")
     options = loop.begin(parser, graphs=True)
     feed = Feed(Drawn(options.data, options.seed), loop.device(), options.workers, options.pool, options.seed)
-    trainer = Trainer(Shape(vocab_size=-(-len(vocabulary_of(options.data)) // 64) * 64), options, feed)
+    size = -(-len(vocabulary_of(options.data)) // 64) * 64
+    trainer = Trainer(CONFIG | {"vocab_size": size}, options, feed)
     if options.weights:
         trainer.take_published(options.weights, options.data)
     loop.run(trainer, options)
