@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 T = TypeVar("T")
@@ -127,6 +128,16 @@ def device() -> torch.device:
 def say(values: Mapping[str, object]) -> None:
     """A line of JSON on stdout, at once."""
     print(json.dumps(values), flush=True)
+
+
+def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """In the precision that is shipped, and without heads that only help to train."""
+    kept = {
+        name: tensor.detach().to(torch.bfloat16).cpu().contiguous()
+        for name, tensor in sorted(tensors.items())
+        if not name.startswith("auxiliary.")
+    }
+    save_file(kept, path, metadata={"format": "pt"})
 
 
 def hashes(*files: Path) -> dict[str, str]:

@@ -117,7 +117,7 @@ def test_logits_ids_and_positions_are_the_products(network: Network, directory: 
     ((found, _),) = on_device(encoder, [before, example], torch.device("cpu"))
     batch = packed(found)
     with torch.no_grad():
-        trained = network.logits(network.model(batch, network.visual(batch, torch.float32)))
+        trained = network.logits(network.model(batch, network.visual(batch)))
     last = found["turns"].flatten() == found["turns"].max()
     assert found["labels"].flatten()[last].tolist() == tokens.labels[n - 1 : n + answer].tolist()
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -22,6 +21,7 @@ from models.layers.precision import without_tf32
 from models.qwen3_asr.config import CHUNK_FRAMES, CHUNK_ROWS, HOP, MEL_BANDS, N_FFT, SAMPLE_RATE
 from models.qwen3_asr.encoder import BANDS, NORM_EPS, sinusoid
 from models.qwen3_asr.log_mel import mel_filters, windowed_dft
+from training.loop import save_weights
 from training.transformer import Block, Parts, RMSNorm, linear
 from training.voice.flite import PHONES
 
@@ -57,12 +57,8 @@ class Vocabulary:
 def publish(directory: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes all files; heads that only help to train are left out."""
     shutil.copytree(PUBLISHED, directory, dirs_exist_ok=True)
-    kept = {
-        f"thinker.{name}": tensor.to(torch.bfloat16).contiguous()
-        for name, tensor in sorted(tensors.items())
-        if not name.startswith("auxiliary.")
-    }
-    save_file(kept, directory / "model.safetensors", metadata={"format": "pt"})
+    kept = {f"thinker.{name}": tensor for name, tensor in tensors.items() if not name.startswith("auxiliary.")}
+    save_weights(directory / "model.safetensors", kept)
 
 
 PHONES_PER_ROW = 4

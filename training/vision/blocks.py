@@ -246,10 +246,10 @@ def on_device(encoder: Encoder, examples: Sequence[Example], device: torch.devic
 
 
 @torch.no_grad()
-def answers(network: Network, held: Held, dtype: torch.dtype) -> list[Answer]:
+def answers(network: Network, held: Held) -> list[Answer]:
     found, tasks = held
     batch = packed(found)
-    said = network.logits(network.model(batch, network.visual(batch, dtype))).argmax(-1).tolist()
+    said = network.logits(network.model(batch, network.visual(batch))).argmax(-1).tolist()
     spoken: list[tuple[list[int], list[int]]] = [([], []) for _ in tasks]
     rows = zip(found["turns"].flatten().tolist(), said, found["labels"].flatten().tolist(), strict=True)
     for turn, token, label in rows:

@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
+from training.loop import save_weights
 from training.vision.network import Network
 from training.vision.vocabulary import CONFIG, PUBLISHED, tokenizer
 
 
 def publish(directory: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Writes all files of the checkpoint; tensors in any float type are stored as bf16, auxiliary ones are left out.
+    """Writes all files of the checkpoint.
 
     Files that say nothing of the weights are those of the published one. Its rope_theta is small: a head of 32 values
     has few frequencies, and the published million would leave the columns of a picture alike."""
@@ -41,12 +42,7 @@ def publish(directory: Path, config: dict[str, Any], tensors: Mapping[str, Tenso
     for name in ("preprocessor_config.json", "tokenizer_config.json"):
         if directory != PUBLISHED:
             shutil.copyfile(PUBLISHED / name, directory / name)
-    kept = {
-        name: tensor.detach().to(torch.bfloat16).cpu().contiguous()
-        for name, tensor in sorted(tensors.items())
-        if not name.startswith("auxiliary.")
-    }
-    save_file(kept, directory / "model.safetensors", metadata={"format": "pt"})
+    save_weights(directory / "model.safetensors", tensors)
 
 
 def config_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -188,7 +188,7 @@ def turns(random: Random, kind: str, pictures: Sequence[Picture], held_out: bool
 class Tokens:
     """A conversation in ids. ids int32 [n]; vision int32 [n]: which row of the pictures' embeddings, or -1; labels
     int32 [n]: the id to be said after each position, or -1, also where a key is forced; turns int32 [n]: index of the
-    turn that a label is of; positions int32 [3, n]."""
+    turn that a label is of, or -1; positions int32 [3, n]."""
 
     ids: np.ndarray
     vision: np.ndarray
@@ -236,43 +236,36 @@ class Encoder:
     def tokens(self, pictures: Sequence[Picture], turns: Sequence[Turn], opening: Opening = ASKED) -> Tokens:
         """The pictures that no later turn shows are those of the opening."""
         ids: list[int] = []
+        turn_of: list[int] = []
         runs: list[tuple[int, tuple[int, int, int]]] = []
-        vision: list[tuple[int, int]] = []
-        labels: list[tuple[int, int, int]] = []
-        forced: list[int] = []
-        rows, left = 0, list(pictures)
+        left = list(pictures)
+
+        def put(*tokens: int, turn: int = -1) -> None:
+            ids.extend(tokens)
+            turn_of.extend([turn] * len(tokens))
+
         for index, turn in enumerate(turns):
             for role, text in opening if index == 0 else (("user", PICTURES * (turn.shows > 0) + QUESTION),):
-                ids += [self.start, *self.encode(role + "\n")]
+                put(self.start, *self.encode(role + "\n"))
                 shown = turn.shows if index else len(pictures) - sum(later.shows for later in turns[1:])
                 for _ in range(shown if text.startswith(PICTURES) else 0):
                     picture = left.pop(0)
-                    ids.append(self.vision_start)
-                    runs.append((len(ids), grid_of(picture)))
-                    vision.append((len(ids), rows))
-                    ids += [self.video if picture.motion else self.image] * embeddings(picture)
-                    ids.append(self.vision_end)
-                    rows += embeddings(picture)
+                    runs.append((len(ids) + 1, grid_of(picture)))
+                    pads = [self.video if picture.motion else self.image] * embeddings(picture)
+                    put(self.vision_start, *pads, self.vision_end)
                 text = text.removeprefix(PICTURES).replace(QUESTION, turn.question)
-                ids += [*self.encode(text), self.end, *self.encode("\n")]
-            ids += [self.start, *self.encode("assistant\n")]
-            first = len(ids)
-            ids += [*self.encode(turn.answer), self.end]
-            labels.append((first, len(ids), index))
-            forced += [first + nth for nth in self._forced(turn)]
-            ids += self.encode("\n")
-        number = len(ids)
-        rows_of, said, turn_of = (np.full(number, -1, np.int32) for _ in range(3))
-        for (start, row), (_, grid) in zip(vision, runs, strict=True):
-            length = grid[0] * grid[1] * grid[2] // 4
-            rows_of[start : start + length] = np.arange(row, row + length)
-        whole = np.array(ids, np.int32)
-        for first, last, index in labels:
-            said[first - 1 : last - 1] = whole[first:last]
-            turn_of[first - 1 : last - 1] = index
-        said[[position - 1 for position in forced]] = -1
-        positions, _ = mrope_positions(number, runs, merge_size=2)
-        return Tokens(whole, rows_of, said, turn_of, positions)
+                put(*self.encode(text), self.end, *self.encode("\n"))
+            put(self.start, *self.encode("assistant\n"))
+            forced = self._forced(turn)
+            for nth, token in enumerate((*self.encode(turn.answer), self.end)):
+                put(token, turn=-1 if nth in forced else index)
+            put(*self.encode("\n"))
+        whole, said = np.array(ids, np.int32), np.array(turn_of, np.int32)
+        pads = np.isin(whole, (self.image, self.video))
+        rows = np.where(pads, pads.cumsum() - 1, -1).astype(np.int32)
+        labels = np.append(np.where(said < 0, -1, whole)[1:], np.int32(-1))
+        positions, _ = mrope_positions(len(ids), runs, merge_size=2)
+        return Tokens(whole, rows, labels, np.append(said[1:], np.int32(-1)), positions)
 
 
 def grid_of(picture: Picture) -> tuple[int, int, int]:

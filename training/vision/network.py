@@ -132,13 +132,15 @@ class Visual(nn.Module):
         self.register_buffer("mean", torch.tensor(MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(STD).view(3, 1, 1), persistent=False)
 
-    def embed(self, frames: Tensor, first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
+    def embed(self, frames: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        # Attention kernels take no float32 on a GPU.
+        dtype = torch.bfloat16 if frames.is_cuda else torch.float32
         pixels = torch.stack((frames[first].view(-1, 3, 196), frames[second].view(-1, 3, 196)), dim=2)
         normed = ((pixels.float() / 255 - self.mean) / self.std).to(dtype)
         return F.linear(normed.flatten(1), self.patch_embed.proj.weight.to(dtype).flatten(1))
 
-    def forward(self, batch: Packed, dtype: torch.dtype) -> Tensor:
-        x = self.embed(batch.frames, batch.first, batch.second, dtype)
+    def forward(self, batch: Packed) -> Tensor:
+        x = self.embed(batch.frames, batch.first, batch.second)
         angles = (batch.coordinates.float()[:, :, None] * self.frequencies).flatten(1)
         rotary = angles.cos()[:, None], angles.sin()[:, None]
         for block in self.blocks:

@@ -150,7 +150,7 @@ def said(network: Network, encoder: Encoder, shown: Picture, question: str, most
     on, packer = next(network.parameters()).device, Packer(encoder)
     packer.put(Example([shown], [[Turn("", question, "")]], [ASKED]))
     batch = packed({name: value[None].to(on) for name, value in packer.joined().items()})
-    vision = network.visual(batch, torch.bfloat16 if on.type == "cuda" else torch.float32)
+    vision = network.visual(batch)
     # The empty answer's end and the newline behind it go.
     ids, source, positions = batch.ids[:-2], batch.source[:-2], batch.positions[:, :-2]
     answer: list[int] = []

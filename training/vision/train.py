@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
@@ -37,7 +37,6 @@ class Trainer:
     def __init__(self, config: dict[str, Any], options: argparse.Namespace, feed: Feed | None) -> None:
         self.steps, self.options, self.feed = 0, options, feed
         self.device = loop.device()
-        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.network = Network(config).to(self.device)
         self.optimiser = loop.Optimiser(
             self.network,
@@ -67,7 +66,7 @@ class Trainer:
         noise = torch.randn(found["frames"].shape, dtype=torch.float16, device=self.device)
         names = ("frames", "frame_starts", "frame_grids", "frame_pictures")
         inputs = packed({**found, "frames": self._shifted(*(found[name] for name in names), shifts, light, noise)})
-        vision = self.network.visual(inputs, self.dtype)
+        vision = self.network.visual(inputs)
         hidden = self.network.model(inputs, vision)
         labels, weights = found["labels"].long().flatten(), found["weights"].float().flatten()
         said = self._answers(hidden, self.network.model.embed_tokens.weight, labels, weights)
@@ -85,9 +84,7 @@ class Trainer:
 
     def kept(self) -> None:
         """Writes the average, which training.vision.gates measures."""
-        kept = self.optimiser.average.state_dict().items()
-        kept = {name: value.bfloat16().cpu() for name, value in kept if not name.startswith("auxiliary")}
-        save_file(kept, self.options.out / "average.safetensors", metadata={"format": "pt"})
+        loop.save_weights(self.options.out / "average.safetensors", self.optimiser.average.state_dict())
 
     @torch.no_grad()
     def take_published(self, path: Path, tokenizer: Path) -> None:

@@ -25,15 +25,9 @@ class Shape:
     patches: int = 5120
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """Shares of examples with a reference clip, with several joined utterances, up to a segment's length, and with a
-    description of the voice in front; history: the most noise on patches of the past."""
-
-    reference: float = 0.2
-    joined: float = 0.3
-    described: float = 0.1
-    history: float = 0.3
+_REFERENCE, _JOINED, _DESCRIBED, _HISTORY = 0.2, 0.3, 0.1, 0.3
+"""Shares of examples with a reference clip, with several joined utterances, up to a segment's length, and with a
+description of the voice in front; the most noise on patches of the past."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +61,8 @@ class Batch:
 class Packer:
     """Draws examples from a store with numbers of its own."""
 
-    def __init__(self, store: Store, shape: Shape, mixture: Mixture, seed: int) -> None:
-        self._store, self._shape, self._mixture = store, shape, mixture
+    def __init__(self, store: Store, shape: Shape, seed: int) -> None:
+        self._store, self._shape = store, shape
         self._random = np.random.default_rng(seed)
         writer = Writer(seed)
         self._descriptions = [np.array(tokens(f"({writer.description()})"), np.int16) for _ in range(2000)]
@@ -92,20 +86,20 @@ class Packer:
         return self._finish(rows * length, patches)
 
     def _example(self, length: int) -> _Example:
-        mixture, store, random = self._mixture, self._store, self._random
+        store, random = self._store, self._random
         chosen = [int(random.integers(len(store.first)))]
-        if random.random() < mixture.joined:
+        if random.random() < _JOINED:
             chosen += random.integers(len(store.first), size=int(random.integers(1, 14))).tolist()
         reference = None
-        if random.random() < mixture.reference:
+        if random.random() < _REFERENCE:
             clip = int(random.integers(len(store.first)))
             count = min(store.count[clip], 80)
             kept = int(random.integers(min(6, count), count + 1))
             start = store.first[clip] + int(random.integers(0, store.count[clip] - kept + 1))
             reference = np.arange(start, start + kept)
         described = self._descriptions[int(random.integers(len(self._descriptions)))]
-        front = described if random.random() < mixture.described else _NOTHING
-        while (example := _Example(store, chosen, reference, front, mixture.history * random.random())).size > length:
+        front = described if random.random() < _DESCRIBED else _NOTHING
+        while (example := _Example(store, chosen, reference, front, _HISTORY * random.random())).size > length:
             chosen = chosen[:-1] or [int(random.integers(len(store.first)))]
         return example
 

@@ -17,7 +17,7 @@ from training.transformer import Block
 from training.voice.config import CONFIG
 from training.voice.corpus import Reader, Store
 from training.voice.network import Network, Objective
-from training.voice.packing import Batch, Mixture, Packer, Shape
+from training.voice.packing import Batch, Packer, Shape
 
 SHAPE = Shape()
 
@@ -34,7 +34,7 @@ class Trainer:
         if options.compile:
             Block.forward = torch.compile(Block.forward, dynamic=False)  # type: ignore[method-assign]
         self.store = Store(options.frames, self.device)
-        packer, reader = Packer(self.store, shape, Mixture(), options.seed), Reader(options.data)
+        packer, reader = Packer(self.store, shape, options.seed), Reader(options.data)
         self._feed = loop.Ahead(self._batches(packer, reader), 6)
 
     def _batches(self, packer: Packer, reader: Reader) -> Iterator[Batch]:
