@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 T = TypeVar("T")
+_KEEP = 60.0
 
 
 class Trainer(Protocol):
@@ -45,7 +46,7 @@ class Trainer(Protocol):
 
 
 def run(trainer: Trainer, options: argparse.Namespace) -> None:
-    """Trains for options.seconds: reports every 10 s, saves every options.keep seconds and at the end."""
+    """Trains for options.seconds: reports every 10 s, saves every _KEEP seconds and at the end."""
     state = options.out / f"{trainer.name}.pt"
     if options.resume and options.resume.exists():
         found = torch.load(options.resume, map_location=device(), weights_only=True)
@@ -65,7 +66,7 @@ def run(trainer: Trainer, options: argparse.Namespace) -> None:
                 say(line)
                 record.write(json.dumps(line) + "\n")
                 record.flush()
-            if spent - kept > options.keep:
+            if spent - kept > _KEEP:
                 keep(trainer, state)
                 kept = spent
             spent = time.monotonic() - begun
@@ -90,9 +91,7 @@ def keep(trainer: Trainer, path: Path) -> None:
     trainer.kept()
 
 
-def arguments(
-    description: str | None, *, seconds: float, rate: float, decay: float = 1.0, keep: float = 60.0
-) -> argparse.ArgumentParser:
+def arguments(description: str | None, *, seconds: float, rate: float, decay: float = 1.0) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="what it learns from; may still be growing")
     parser.add_argument("out", type=Path, help="directory of states and records")
@@ -100,7 +99,6 @@ def arguments(
     parser.add_argument("--rate", type=float, default=rate, help="highest learning rate")
     parser.add_argument("--decay", type=float, default=decay, help="share of the time, at its end, in which it falls")
     parser.add_argument("--resume", type=Path, help="state of an earlier leg to go on from, if there is one")
-    parser.add_argument("--keep", type=float, default=keep, help="seconds between two states")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="on a GPU")
     return parser

@@ -51,7 +51,7 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(out: Path, **more: object) -> argparse.Namespace:
-    usual = {"out": out, "seconds": 24.0, "keep": 1e9, "resume": out / "nothing.pt", "compile": False}
+    usual = {"out": out, "seconds": 24.0, "resume": out / "nothing.pt", "compile": False}
     return argparse.Namespace(**{**usual, "rate": 0.05, "decay": 0.0, **more})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from itertools import islice
 
 import numpy as np
 import torch
@@ -51,9 +50,8 @@ class Store:
 
     def take_in(self, reader: Reader, most: int) -> None:
         """New files, while there is room."""
-        for path in islice(reader.new(), most):
-            with np.load(path) as file:
-                self.add(path.name.partition("-")[0], *(file[name] for name in ("texts", "samples", "wave", "sounds")))
+        for name, file in reader.take(most):
+            self.add(name.partition("-")[0], *(file[key] for key in ("texts", "samples", "wave", "sounds")))
 
     def add(self, kind: str, texts: np.ndarray, samples: np.ndarray, wave: np.ndarray, phones: np.ndarray) -> None:
         begin, end = self.used, self.used + len(wave)

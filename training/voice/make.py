@@ -26,7 +26,7 @@ from training.voice import corpus
 from training.voice.config import CONFIG, PUBLISHED
 from training.voice.network import Network, Objective
 
-_ENDLESS = ("--files", 1_000_000, "--echoes", 0.1)
+_ENDLESS = ("--files", 1_000_000)
 
 
 def start(module: str, *arguments: object) -> subprocess.Popen[bytes]:

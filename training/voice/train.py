@@ -60,7 +60,7 @@ class Trainer:
 
 
 if __name__ == "__main__":
-    parser = loop.arguments(__doc__, seconds=540.0, rate=2e-3, keep=1e9)
+    parser = loop.arguments(__doc__, seconds=540.0, rate=2e-3)
     parser.add_argument("--frames", type=int, default=24_000_000, help="room for latent frames (25 a second)")
     parser.add_argument("--guided", type=float, default=0.0, help="share of the guided time that is already over")
     options = loop.begin(parser)
