@@ -22,7 +22,7 @@ from models.qwen3_asr.config import CHUNK_FRAMES, CHUNK_ROWS, HOP, MEL_BANDS, N_
 from models.qwen3_asr.encoder import BANDS, NORM_EPS, sinusoid
 from models.qwen3_asr.log_mel import mel_filters, windowed_dft
 from training.loop import save_weights
-from training.transformer import Block, Parts, RMSNorm, linear
+from training.transformer import Block, Parts, RMSNorm, layer_norm, linear, rotary_of
 from training.voice.flite import PHONES
 
 PUBLISHED = Path(__file__).parent / "published"
@@ -109,12 +109,12 @@ class TowerBlock(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """x [windows, rows, width], mask [windows, 1, 1, rows]."""
-        y, attention = normed(x, self.self_attn_layer_norm), self.self_attn
+        y, attention = layer_norm(x, self.self_attn_layer_norm), self.self_attn
         layers = attention.q_proj, attention.k_proj, attention.v_proj
         q, k, v = (linear(y, layer).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in layers)
         scores = (q @ k.mT * q.shape[-1] ** -0.5).float().masked_fill(~mask, -torch.inf)
         x = x + linear((scores.softmax(-1).to(v.dtype) @ v).transpose(1, 2).flatten(2), attention.out_proj)
-        return x + linear(F.gelu(linear(normed(x, self.final_layer_norm), self.fc1)), self.fc2)
+        return x + linear(F.gelu(linear(layer_norm(x, self.final_layer_norm), self.fc1)), self.fc2)
 
 
 class Tower(nn.Module):
@@ -147,7 +147,7 @@ class Tower(nn.Module):
         x, mask = x.reshape(-1, window, x.shape[-1]), mask.view(-1, 1, 1, window)
         for block in self.layers:
             x = block(x, mask)
-        x = normed(x, self.ln_post).view(count, -1, x.shape[-1])
+        x = layer_norm(x, self.ln_post).view(count, -1, x.shape[-1])
         return linear(F.gelu(linear(x, self.proj1)), self.proj2), x
 
 
@@ -171,8 +171,7 @@ class Text(nn.Module):
         table = self.embed_tokens.weight.to(embeds.dtype)
         said = (ids[..., None] == torch.arange(len(table), device=ids.device)).to(table.dtype) @ table
         x = torch.where(heard, embeds.gather(1, at), said)
-        angles = place[:, None] * TEXT["rope_theta"] ** (-torch.arange(self.pairs, device=ids.device) / self.pairs)
-        rotary = angles.cos()[:, None], angles.sin()[:, None]
+        rotary = rotary_of(place[:, None], self.pairs, TEXT["rope_theta"])
         for block in self.layers:
             x, _ = block(x, rotary, _causal)
         return F.linear(self.norm(x), table)
@@ -181,10 +180,6 @@ class Text(nn.Module):
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, None]:
     q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2), None
-
-
-def normed(x: Tensor, layer: nn.LayerNorm) -> Tensor:
-    return F.layer_norm(x, layer.normalized_shape, layer.weight.to(x.dtype), layer.bias.to(x.dtype), layer.eps)
 
 
 class Network(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
-from training.transformer import Block, Parts, RMSNorm, Rotary, linear, rotate
+from training.transformer import Block, Parts, RMSNorm, Rotary, layer_norm, linear, rotary_of, rotate
 from training.vision.pictures import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -59,10 +59,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int, causal: bo
             one, two, three = (rows[start:stop].transpose(0, 1)[None] for rows in (q, k, v))
             parts.append(F.scaled_dot_product_attention(one, two, three, is_causal=causal)[0].transpose(0, 1))
     return torch.cat(parts), None
-
-
-def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-    return F.layer_norm(x.float(), norm.normalized_shape, norm.weight, norm.bias, norm.eps).to(x.dtype)
 
 
 class _Rows(torch.autograd.Function):
@@ -116,7 +112,6 @@ class Merger(nn.Module):
 
 
 class Visual(nn.Module):
-    frequencies: Tensor
     mean: Tensor
     std: Tensor
 
@@ -127,8 +122,7 @@ class Visual(nn.Module):
         self.patch_embed = Parts(proj=nn.Conv3d(3, width, size, stride=size, bias=False))
         self.blocks = nn.ModuleList(VisionBlock(width, heads) for _ in range(vision["depth"]))
         self.merger = Merger(width, config["hidden_size"])
-        quarter = width // heads // 4
-        self.register_buffer("frequencies", 10_000.0 ** -(torch.arange(quarter) / quarter), persistent=False)
+        self.quarter = width // heads // 4
         self.register_buffer("mean", torch.tensor(MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(STD).view(3, 1, 1), persistent=False)
 
@@ -141,15 +135,14 @@ class Visual(nn.Module):
 
     def forward(self, batch: Packed) -> Tensor:
         x = self.embed(batch.frames, batch.first, batch.second)
-        angles = (batch.coordinates.float()[:, :, None] * self.frequencies).flatten(1)
-        rotary = angles.cos()[:, None], angles.sin()[:, None]
+        cos, sin = rotary_of(batch.coordinates[..., None], self.quarter, 10_000.0)
+        rotary = cos.flatten(1)[:, None], sin.flatten(1)[:, None]
         for block in self.blocks:
             x = block(x, rotary, batch.vision_cu, batch.longest)
         return self.merger(x)
 
 
 class Language(nn.Module):
-    frequencies: Tensor
     axes: Tensor
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -159,8 +152,7 @@ class Language(nn.Module):
         self.embed_tokens = nn.Embedding(config["vocab_size"], width)
         self.layers = nn.ModuleList(Block(*sizes, bias=True) for _ in range(config["num_hidden_layers"]))
         self.norm = RMSNorm(width)
-        half, section = width // heads // 2, torch.tensor(config["rope_scaling"]["mrope_section"])
-        self.register_buffer("frequencies", config["rope_theta"] ** -(torch.arange(half) / half), persistent=False)
+        self.theta, section = config["rope_theta"], torch.tensor(config["rope_scaling"]["mrope_section"])
         axes = torch.repeat_interleave(torch.arange(3), section)
         self.register_buffer("axes", axes, persistent=False)
 
@@ -170,8 +162,7 @@ class Language(nn.Module):
         spread = len(vision) + torch.arange(len(batch.source), device=vision.device) % _SPREAD
         seen = rows_of(F.pad(vision, (0, 0, 0, _SPREAD)), torch.where(batch.source >= 0, batch.source, spread))
         x = seen + self.words(torch.where(batch.source >= 0, -1, batch.ids), vision.dtype)
-        angles = batch.positions[self.axes].T.float() * self.frequencies
-        rotary = angles.cos()[:, None], angles.sin()[:, None]
+        rotary = rotary_of(batch.positions[self.axes].T, len(self.axes), self.theta)
         for layer in self.layers:
             x, _ = layer(x, rotary, attend, batch.text_cu, batch.longest, True)
         return self.norm(rows_of(x, batch.selected))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models.voxcpm2.config import SOLVER_STEPS
 from models.voxcpm2.solver import schedule, sinusoid
-from training.transformer import Block, Parts, RMSNorm, Rotary
+from training.transformer import Block, Parts, RMSNorm, Rotary, rotary_of
 from training.voice.corpus import Store
 from training.voice.flite import PHONES
 from training.voice.latents import FRAMES, LATENT_DIM
@@ -167,12 +167,9 @@ class Network(nn.Module):
         self.stop_head = nn.Linear(width, 2, bias=False)
 
     def rotary(self, positions: Tensor) -> Rotary:
-        """positions int64 [...] -> for the stacks, in the published rounding of a float32 model."""
+        """positions int64 [...] -> for the stacks."""
         lm = self.config["lm_config"]
-        size = lm["kv_channels"]
-        exponents = torch.arange(0, size, 2, dtype=torch.float32, device=positions.device) / size
-        angles = positions[..., None].float() * (1.0 / lm["rope_theta"] ** exponents)
-        return angles.cos()[..., None, :], angles.sin()[..., None, :]
+        return rotary_of(positions[..., None], lm["kv_channels"] // 2, lm["rope_theta"])
 
     def backbone(
         self,
