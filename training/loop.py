@@ -7,6 +7,7 @@ import copy
 import hashlib
 import json
 import queue
+import shutil
 import threading
 import time
 from collections import Counter, defaultdict
@@ -19,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 T = TypeVar("T")
+WEIGHTS = "model.safetensors"
 _KEEP = 60.0
 
 
@@ -126,6 +128,15 @@ def device() -> torch.device:
 def say(values: Mapping[str, object]) -> None:
     """A line of JSON on stdout, at once."""
     print(json.dumps(values), flush=True)
+
+
+def publish(published: Path, directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A published checkpoint with other weights, and without what was made of those that it has."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in published.iterdir() if directory.resolve() != published.resolve() else ():
+        if path.name != WEIGHTS and path.suffix != ".npz":
+            shutil.copyfile(path, directory / path.name)
+    save_weights(directory / WEIGHTS, tensors)
 
 
 def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -17,7 +17,7 @@ from models.qwen_vl.processor import Qwen2VLProcessor, load_processor
 from tests.support.chat_golden import generate
 from tests.support.prompts import prompt_of
 from training.vision.blocks import on_device, pack, packed
-from training.vision.checkpoint import publish
+from training.vision.checkpoint import write
 from training.vision.conversations import ASKED, DEFAULT_SYSTEM, PICTURES, QUESTION, Encoder, Example, opening
 from training.vision.network import Network
 from training.vision.pictures import Picture
@@ -71,7 +71,7 @@ def network() -> Network:
 @pytest.fixture(scope="module")
 def directory(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("checkpoint")
-    publish(directory, SMALL, network.state_dict())
+    write(directory, SMALL, network.state_dict())
     return directory
 
 

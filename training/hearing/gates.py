@@ -17,7 +17,7 @@ from torch import Tensor
 from models.qwen3_asr.config import HOP, MIN_SAMPLES, N_FFT
 from models.qwen3_asr.items import rows_of
 from models.qwen3_asr.transcript import read_transcript
-from training.hearing.network import Features, Network, Vocabulary, publish
+from training.hearing.network import Features, Network, Vocabulary, write
 from training.hearing.sounds import ASKED, NOISES, SAMPLE_RATE, Maker, asked, words
 from training.loop import device, hashes, say
 from training.voice import corpus, recogniser
@@ -131,4 +131,4 @@ if __name__ == "__main__":
         say(results)
         options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if options.export and passed:
-        publish(options.export, state)
+        write(options.export, state)

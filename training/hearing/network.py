@@ -1,12 +1,10 @@
-"""The network of models.qwen3_asr under its published names, for batches of items of as many seconds each,
-and its files in the published layout; `published` has all but the weights.
+"""The network of models.qwen3_asr under its published names, for batches of items of as many seconds each.
 
 Its tokens are every byte, and the 344 commonest words of the texts; other words are spelled."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,11 @@ from models.layers.precision import without_tf32
 from models.qwen3_asr.config import CHUNK_FRAMES, CHUNK_ROWS, HOP, MEL_BANDS, N_FFT, SAMPLE_RATE
 from models.qwen3_asr.encoder import BANDS, NORM_EPS, sinusoid
 from models.qwen3_asr.log_mel import mel_filters, windowed_dft
-from training.loop import save_weights
+from training.loop import publish
 from training.transformer import Block, Parts, RMSNorm, layer_norm, linear, rotary_of
 from training.voice.flite import PHONES
 
-PUBLISHED = Path(__file__).parent / "published"
+PUBLISHED = Path(__file__).parents[2] / "models/embedded/qwen3_asr"
 _CONFIG = json.loads((PUBLISHED / "config.json").read_text(encoding="utf-8"))["thinker_config"]
 AUDIO: dict[str, Any] = _CONFIG["audio_config"]
 TEXT: dict[str, Any] = _CONFIG["text_config"]
@@ -54,11 +52,10 @@ class Vocabulary:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def publish(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes all files; heads that only help to train are left out."""
-    shutil.copytree(PUBLISHED, directory, dirs_exist_ok=True)
+def write(directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes all files of the checkpoint."""
     kept = {f"thinker.{name}": tensor for name, tensor in tensors.items() if not name.startswith("auxiliary.")}
-    save_weights(directory / "model.safetensors", kept)
+    publish(PUBLISHED, directory, kept)
 
 
 PHONES_PER_ROW = 4

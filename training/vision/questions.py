@@ -554,7 +554,7 @@ def more_yn(ask: Ask) -> Turn | None:
     turn = ask.turn("more_yn", "", things=plural(one), others=plural(other))
     right = numbers[0] < numbers[1] if "fewer" in turn.question else numbers[0] > numbers[1]
     first, second = (counted(n, name, plural(name)) for n, name in zip(numbers, (one, other), strict=True))
-    return replace(turn, answer=f"{'Yes' if right else 'No'}, I see {first} and {second}.")
+    return replace(turn, answer=f"{yes(right)}, I see {first} and {second}.")
 
 
 _UNCLEAR = 0.07
@@ -765,12 +765,14 @@ def _motion(picture: Picture, *, first: bool) -> str:
     """A sentence, of what is seen for the first time or is known from the question."""
     figure, motion = picture.figures[0], picture.motion or ("stands",)
     name = figure.shape if motion[0] == "changes" or not first else figure.name
-    subject = article(name).capitalize() if first else f"The {name}"
-    if motion[0] == "moves":
-        return f"{subject} moves {_toward(motion[1])}."
-    if motion[0] == "stands":
-        return f"{subject} does not move."
-    return f"{subject} changes from {motion[1]} to {motion[2]}."
+    return f"{article(name).capitalize() if first else f'The {name}'} {_does(motion)}."
+
+
+def _does(motion: Sequence[str]) -> str:
+    kind, *how = motion
+    if kind == "changes":
+        return f"changes from {how[0]} to {how[1]}"
+    return f"moves {_toward(how[0])}" if kind == "moves" else "does not move"
 
 
 def _toward(direction: str) -> str:
@@ -787,10 +789,10 @@ def of_clip(ask: Ask) -> Iterator[Option]:
         said = _motion(picture, first=False)
         yield option("direction", said, None, {"direction": motion[1] if moves else "none"}, shape=name)
     asked = ask.asked(motion[1] if moves else "left", ("left", "right", "up", "down"))
-    said = f"moves {_toward(motion[1])}" if moves else "does not move"
+    said = _does(motion) if moves else "does not move"
     said = f"{yes(moves and asked == motion[1])}, the {name} {said}."
     yield option("toward_yn", said, shape=name, side=_toward(asked))
-    said = f"changes from {motion[1]} to {motion[2]}" if changes else f"stays {last.color}"
+    said = _does(motion) if changes else f"stays {last.color}"
     yield option("change_yn", f"{yes(changes)}, the {name} {said}.", shape=name)
     ends = {"start": picture.figures[0], "end": last}
     spots = [3 * v for f in ends.values() for v in (f.x / picture.width, f.y / picture.height)]
@@ -806,11 +808,10 @@ def moves_yn(ask: Ask) -> Turn | None:
     motion = ask.picture.motion
     if motion is None or motion[0] == "changes" or (motion[0] == "moves" and ask.random.random() < 0.6):
         return None
-    figure, moves = ask.picture.figures[0], motion[0] == "moves"
-    turn = ask.turn("moves_yn", "", shape=figure.shape)
-    right = moves != ("stand still" in turn.question)
-    sentence = f"moves {_toward(motion[1])}" if moves else "does not move"
-    return replace(turn, answer=f"{'Yes' if right else 'No'}, the {figure.shape} {sentence}.")
+    shape = ask.picture.figures[0].shape
+    turn = ask.turn("moves_yn", "", shape=shape)
+    right = (motion[0] == "moves") != ("stand still" in turn.question)
+    return replace(turn, answer=f"{yes(right)}, the {shape} {_does(motion)}.")
 
 
 def both(ask: Ask) -> Iterator[Option]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from training.loop import save_weights
+from training.loop import publish
 from training.voice import corpus
 from training.voice.config import CONFIG, PUBLISHED
 from training.voice.network import Network, Objective
@@ -48,11 +47,7 @@ def export(lm: Path, directory: Path) -> None:
     trained = {name.removeprefix(prefix): value for name, value in model.items() if name.startswith(prefix)}
     if trained.keys() != dict(Network(CONFIG).named_parameters()).keys():
         raise SystemExit(f"{lm} is of another network than {PUBLISHED / 'config.json'} describes")
-    directory.mkdir(parents=True, exist_ok=True)
-    for path in PUBLISHED.iterdir() if directory.resolve() != PUBLISHED else ():
-        if path.suffix != ".npz":
-            shutil.copyfile(path, directory / path.name)
-    save_weights(directory / "model.safetensors", trained)
+    publish(PUBLISHED, directory, trained)
 
 
 def released(lm: Path) -> None:
