@@ -8,14 +8,13 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.spoken import utterance
 from training import loop
-from training.voice.corpus import Spoken, write
-from training.voice.latents import FRAMES, LATENT_DIM, PATCH
+from training.voice.corpus import write
 from training.voice.packing import Shape
 from training.voice.train import Trainer as VoiceTrainer
 
@@ -66,22 +65,6 @@ def test_a_leg_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "line.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 12, 23, 25, 36, 47]
     assert lines[0]["hours"] == 0.1235 and lines[-1]["loss"] < lines[0]["loss"]
-
-
-def utterance(number: int) -> Spoken:
-    """Of 4 to 11 patches."""
-    drawn, patches = np.random.default_rng(number), 4 + number % 8
-    text = "a fox and a dog meet at the old mill today"[: 4 * patches]
-    begins = np.linspace(0, len(text) - 2, patches).astype(np.int16)
-    return Spoken(
-        text,
-        text,
-        np.zeros(patches * PATCH, np.int16),
-        drawn.normal(0.0, 0.5, (patches * FRAMES, LATENT_DIM)).astype(np.float16),
-        drawn.integers(0, 40, patches * FRAMES).astype(np.uint8),
-        np.zeros(2 * patches * FRAMES, np.uint8),
-        np.stack((begins, begins + 2), axis=1),
-    )
 
 
 def test_the_voice_is_trained_and_goes_on(tmp_path: Path) -> None:

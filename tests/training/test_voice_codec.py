@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,10 +13,11 @@ from models.voxcpm2.audio_vae import AudioVAE
 from models.voxcpm2.config import load_config
 from models.voxcpm2.vae_layers import residual_unit
 from models.voxcpm2.vae_weights import load_audio_vae
+from tests.support.spoken import utterance
 from training.voice import codec
 from training.voice.config import PUBLISHED
-from training.voice.corpus import Spoken, write
-from training.voice.latents import FRAME_RATE, FRAMES, LATENT_DIM, PATCH, SPECTRAL, Basis
+from training.voice.corpus import write
+from training.voice.latents import FRAME_RATE, LATENT_DIM, SPECTRAL, Basis
 
 pytestmark = pytest.mark.slow
 
@@ -25,21 +25,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     """Two utterances of noise, the first held out."""
-    random = np.random.default_rng(0)
-    spoken = [
-        Spoken(
-            "noise",
-            "noise",
-            random.integers(-3000, 3000, 6 * PATCH).astype(np.int16),
-            random.standard_normal((6 * FRAMES, LATENT_DIM)).astype(np.float16),
-            np.zeros(6 * FRAMES, np.uint8),
-            np.zeros(12 * FRAMES, np.uint8),
-            np.zeros((6, 2), np.int16),
-        )
-        for _ in range(2)
-    ]
     (tmp_path / "data").mkdir()
-    write(tmp_path / "data" / "00000.npz", spoken, waves=True)
+    write(tmp_path / "data" / "00000.npz", [utterance(2), utterance(10)], waves=True)
     monkeypatch.setattr(codec, "_HELD_OUT", 1)
     monkeypatch.setattr(codec, "_HEARD", 2)
     sizes = {"frames": 100, "least": 1.0, "batch": 2, "crop": 4}
