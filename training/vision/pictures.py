@@ -20,6 +20,11 @@ from training.vision.fonts import font
 RGB = tuple[int, int, int]
 
 
+def hsv(hue: float, saturation: float, value: float) -> RGB:
+    red, green, blue = colorsys.hsv_to_rgb(hue, saturation, value)
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
 @dataclass(frozen=True)
 class ColorRange:
     """Hue in degrees (may pass 360), saturation and value from 0 to 1: first and last. usual: shades that programs
@@ -35,8 +40,7 @@ class ColorRange:
             usual = random.choice(self.usual)
             return usual[0], usual[1], usual[2]
         hue, saturation, value = (random.uniform(*span) for span in (self.hue, self.saturation, self.value))
-        red, green, blue = colorsys.hsv_to_rgb(hue % 360 / 360, saturation, value)
-        return round(red * 255), round(green * 255), round(blue * 255)
+        return hsv(hue % 360 / 360, saturation, value)
 
 
 _DATA = json.loads(Path(__file__).with_name("palette.json").read_text(encoding="utf-8"))
@@ -85,18 +89,15 @@ def named_ground(random: Random) -> tuple[RGB, str | None]:
 
 def ground_color(random: Random) -> RGB:
     """Mostly light, sometimes dark or pastel."""
-    kind = random.random()
-    hue = random.random()
+    kind, hue = random.random(), random.random()
     if kind < 0.3:
         level = random.randint(238, 255)
         return level, level, level
     if kind < 0.65:
-        red, green, blue = colorsys.hsv_to_rgb(hue, random.uniform(0.0, 0.15), random.uniform(0.82, 1.0))
-    elif kind < 0.85:
-        red, green, blue = colorsys.hsv_to_rgb(hue, random.uniform(0.0, 0.4), random.uniform(0.05, 0.25))
-    else:
-        red, green, blue = colorsys.hsv_to_rgb(hue, random.uniform(0.1, 0.3), random.uniform(0.7, 0.95))
-    return round(red * 255), round(green * 255), round(blue * 255)
+        return hsv(hue, random.uniform(0.0, 0.15), random.uniform(0.82, 1.0))
+    if kind < 0.85:
+        return hsv(hue, random.uniform(0.0, 0.4), random.uniform(0.05, 0.25))
+    return hsv(hue, random.uniform(0.1, 0.3), random.uniform(0.7, 0.95))
 
 
 @dataclass(frozen=True)
@@ -262,8 +263,11 @@ class Canvas:
         self.image = Image.new("RGB", (width * self.scale, height * self.scale), self.ground)
         if random.random() < 0.12 and ground_name in (None, "white"):
             self._shade()
-        self._draw = ImageDraw.Draw(self.image)
-        self._fine = True
+        self.begin(self.image)
+
+    def begin(self, image: Image.Image) -> None:
+        """Draws on `image`, which has nothing on it."""
+        self.image, self._draw, self._fine = image, ImageDraw.Draw(image), True
         self.figures: list[Figure] = []
         self.lines: list[Line] = []
         self.letters: list[tuple[str, float, float]] = []

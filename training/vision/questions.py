@@ -559,13 +559,15 @@ def more_yn(ask: Ask) -> Turn | None:
 
 _UNCLEAR = 0.07
 """Of the picture's side: so near to the line between two halves nobody should be asked for one of them."""
-_HALVES: dict[str, Callable[[Figure, Picture], float]] = {
-    "at the left": lambda figure, picture: 0.5 - figure.x / picture.width,
-    "at the right": lambda figure, picture: figure.x / picture.width - 0.5,
-    "at the top": lambda figure, picture: 0.5 - figure.y / picture.height,
-    "at the bottom": lambda figure, picture: figure.y / picture.height - 0.5,
-}
-"""By name of a half how far a shape is inside it."""
+_HALVES = ("at the left", "at the right", "at the top", "at the bottom")
+
+
+def _inside(half: str, figure: Figure, picture: Picture) -> float:
+    """How far a shape is inside a half."""
+    right, down = figure.x / picture.width - 0.5, figure.y / picture.height - 0.5
+    return dict(zip(_HALVES, (-right, right, -down, down), strict=True))[half]
+
+
 _PARTS: dict[str, str] = wordings.NATURAL["parts"]
 """The corners, and last the center."""
 SPOTS = tuple("|".join((*wordings.NATURAL["halves"].values(), *_PARTS.values())).split("|"))
@@ -581,16 +583,15 @@ def _in_part(ask: Ask) -> tuple[str, str, list[Figure]] | None:
     spots = {figure: place(figure, picture) for figure in picture.figures}
     kind = random.random()
     if kind < 0.6:
-        spot = random.choice(tuple(_HALVES))
-        inside = _HALVES[spot]
-        if any(abs(inside(figure, picture)) < _UNCLEAR for figure in spots):
+        spot = random.choice(_HALVES)
+        if any(abs(_inside(spot, figure, picture)) < _UNCLEAR for figure in spots):
             return None
-        there = [figure for figure in spots if inside(figure, picture) > 0]
+        there = [figure for figure in spots if _inside(spot, figure, picture) > 0]
     elif kind < 0.9:
         spot = random.choice(tuple(_PARTS)[:4])
         there = [figure for figure, found in spots.items() if found == spot]
-        halves = [_HALVES[f"at the {word}"] for word in spot.split()[2:]]
-        if any(min(half(figure, picture) for half in halves) > 0 for figure in spots if figure not in there):
+        halves = [f"at the {word}" for word in spot.split()[2:]]
+        if any(min(_inside(half, f, picture) for half in halves) > 0 for f in spots if f not in there):
             return None
     else:
         spot = "in the center"
@@ -616,9 +617,9 @@ def in_order(ask: Ask) -> Iterator[Option]:
     """The shapes along an axis, or the one at an end of it."""
     picture, random = ask.picture, ask.random
     for axis, spot in (("x", "left"), ("-x", "right"), ("y", "top"), ("-y", "bottom")):
-        inside = _HALVES[f"at the {spot}"]
-        ordered = sorted(picture.figures, key=lambda figure: -inside(figure, picture))
-        gaps = [inside(a, picture) - inside(b, picture) for a, b in pairwise(ordered)]
+        inside = {figure: _inside(f"at the {spot}", figure, picture) for figure in picture.figures}
+        ordered = sorted(picture.figures, key=lambda figure: -inside[figure])
+        gaps = [inside[a] - inside[b] for a, b in pairwise(ordered)]
         if not 2 <= len(ordered) <= MOST_SHAPES or gaps[0] < 0.06:
             continue
         if min(gaps) > 0.05:
@@ -627,9 +628,7 @@ def in_order(ask: Ask) -> Iterator[Option]:
         yield option("color_first_at", _COLORED.format(figure), figure, most=most)
         said = f"I see {article(figure.name)} at the {spot}."
         yield option("first_at", said, figure, most=most)
-        if inside(figure, picture) > _UNCLEAR and all(
-            f.shape != figure.shape or inside(f, picture) < -_UNCLEAR for f in ordered[1:]
-        ):
+        if inside[figure] > _UNCLEAR and all(f.shape != figure.shape or inside[f] < -_UNCLEAR for f in ordered[1:]):
             asked = wordings.word(random, "halves", f"at the {spot}")
             yield option("shape_at", said, figure, shape=figure.shape, spot=asked)
 
