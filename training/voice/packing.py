@@ -110,7 +110,7 @@ class Packer:
         self._positions[row, column:end] = np.arange(example.size)
         self._documents[row, column:end] = document
         places = np.flatnonzero(example.is_patch) + row * self._shape.length + column
-        noise = np.full(example.audio, int(1000 * example.noise) / 1000, np.float32)
+        noise = np.full(example.audio, example.noise, np.float32)
         self._audio.append((places, example.patches, noise))
         self._audio_count += example.audio
         before = np.arange(self._audio_count - count, self._audio_count) - 1
