@@ -1039,6 +1039,4 @@ MAKERS: dict[str, Maker] = {
     **{find.__name__: _of(find) for find in _ANY},
     **{task: _of(find, task) for find, tasks in _TASKS.items() for task in tasks.split()},
     "chart_most": lambda ask: _of(_chart, "chart_most", *(("chart_top", "chart_bottom") if not ask.json else ()))(ask),
-    "shapes": _of(_told, "list"),
-    "lines_of_text": _of(_told, "lines"),
 }
