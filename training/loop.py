@@ -22,6 +22,7 @@ from torch import Tensor, nn
 T = TypeVar("T")
 WEIGHTS = "model.safetensors"
 _KEEP = 60.0
+"""Seconds between two states."""
 
 
 class Trainer(Protocol):
@@ -48,7 +49,7 @@ class Trainer(Protocol):
 
 
 def run(trainer: Trainer, options: argparse.Namespace) -> None:
-    """Trains for options.seconds: reports every 10 s, saves every _KEEP seconds and at the end."""
+    """Trains for options.seconds: reports every 10 s, saves every minute and at the end."""
     state = options.out / f"{trainer.name}.pt"
     if options.resume and options.resume.exists():
         found = torch.load(options.resume, map_location=device(), weights_only=True)
