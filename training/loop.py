@@ -31,8 +31,10 @@ class Trainer(Protocol):
 
     name: str
     steps: int
-    network: nn.Module
     optimiser: Optimiser
+
+    @property
+    def network(self) -> nn.Module: ...
 
     def step(self, rate: float, share: float) -> Mapping[str, Tensor]:
         """One step of the optimiser; share: of this leg's time that has gone by. Returns what is reported, values of
@@ -208,7 +210,7 @@ class Optimiser:
         fused = {"fused": True, "capturable": True} if on.type == "cuda" else {}
         self._adam = torch.optim.AdamW(groups, self.rate, betas=(0.9, 0.98), eps=1e-9, **fused)
         self.average = copy.deepcopy(module).requires_grad_(False)
-        self._averaged, self._steps, self._least = list(self.average.parameters()), 0, 1.0 - average
+        self._averaged, self._steps, self._least = list[Tensor](self.average.parameters()), 0, 1.0 - average
 
     def step(self, rate: float) -> Tensor:
         """Returns the norm of the gradients, which are cut to 1 and forgotten."""
@@ -220,7 +222,7 @@ class Optimiser:
     @torch.no_grad()
     def take_average(self) -> None:
         self._steps += 1
-        torch._foreach_lerp_(self._averaged, self.parameters, max(self._least, 1.0 / self._steps))
+        torch._foreach_lerp_(self._averaged, list[Tensor](self.parameters), max(self._least, 1.0 / self._steps))
 
     @torch.no_grad()
     def update(self) -> Tensor:

@@ -247,8 +247,8 @@ class Encoder:
         for index, turn in enumerate(turns):
             for role, text in opening if index == 0 else (("user", PICTURES * (turn.shows > 0) + QUESTION),):
                 put(self.start, *self.encode(role + "\n"))
-                shown = turn.shows if index else len(pictures) - sum(later.shows for later in turns[1:])
-                for _ in range(shown if text.startswith(PICTURES) else 0):
+                count = turn.shows if index else len(pictures) - sum(later.shows for later in turns[1:])
+                for _ in range(count if text.startswith(PICTURES) else 0):
                     picture = left.pop(0)
                     runs.append((len(ids) + 1, grid_of(picture)))
                     pads = [self.video if picture.motion else self.image] * embeddings(picture)
@@ -261,8 +261,8 @@ class Encoder:
                 put(token, turn=-1 if nth in forced else index)
             put(*self.encode("\n"))
         whole, said = np.array(ids, np.int32), np.array(turn_of, np.int32)
-        pads = np.isin(whole, (self.image, self.video))
-        rows = np.where(pads, pads.cumsum() - 1, -1).astype(np.int32)
+        shown = np.isin(whole, (self.image, self.video))
+        rows = np.where(shown, shown.cumsum() - 1, -1).astype(np.int32)
         labels = np.append(np.where(said < 0, -1, whole)[1:], np.int32(-1))
         positions, _ = mrope_positions(len(ids), runs, merge_size=2)
         return Tokens(whole, rows, labels, np.append(said[1:], np.int32(-1)), positions)

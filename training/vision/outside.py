@@ -155,10 +155,16 @@ def said(network: Network, encoder: Encoder, shown: Picture, question: str, most
     ids, source, positions = batch.ids[:-2], batch.source[:-2], batch.positions[:, :-2]
     answer: list[int] = []
     while len(answer) < most:
-        ends = {"text_cu": torch.tensor([0, len(ids)], dtype=torch.int32), "selected": torch.tensor([len(ids) - 1])}
-        moved = {name: value.to(on) for name, value in ends.items()}
-        whole = {"ids": ids, "source": source, "positions": positions, "longest": max(LONGEST, len(ids))}
-        token = network.logits(network.model(replace(batch, **whole, **moved), vision)).argmax()
+        now = replace(
+            batch,
+            ids=ids,
+            source=source,
+            positions=positions,
+            text_cu=torch.tensor([0, len(ids)], dtype=torch.int32, device=on),
+            selected=torch.tensor([len(ids) - 1], device=on),
+            longest=max(LONGEST, len(ids)),
+        )
+        token = network.logits(network.model(now, vision)).argmax()
         if token == encoder.end:
             break
         answer.append(int(token))

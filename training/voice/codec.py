@@ -186,7 +186,7 @@ def published(decoder: nn.Module) -> dict[str, Tensor]:
     """audiovae.safetensors as it was published, with this decoder: weight norm's two parts, float16, every bandwidth
     like the last."""
     tensors, vae = load_file(PUBLISHED / _CODEC), AudioVAE(load_config(PUBLISHED).vae)
-    vae.decoder = decoder
+    vae.decoder = decoder  # type: ignore[assignment]
 
     def put(name: str, value: Tensor) -> None:
         tensors[name] = value.detach().cpu().expand(tensors[name].shape).half().contiguous()
