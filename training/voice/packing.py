@@ -143,24 +143,20 @@ class _Example:
     def __init__(
         self, store: Store, chosen: list[int], reference: np.ndarray | None, description: np.ndarray, noise: float
     ) -> None:
-        blank = np.array([BLANK], np.int16)
-        front: list[np.ndarray] = []
+        parts, spans = [description], list[np.ndarray]()
         if reference is not None:
-            front = [np.array([REFERENCE_START]), np.zeros(len(reference), np.int64), np.array([REFERENCE_END])]
-        front.append(description)
-        texts, spans, position = [], [], sum(map(len, front))
+            marks = np.array([REFERENCE_START]), np.array([REFERENCE_END])
+            parts = [marks[0], np.zeros(len(reference), np.int64), marks[1], description]
         for number, index in enumerate(chosen):
             if number:
-                texts.append(blank)
-                position += 1
+                parts.append(np.array([BLANK]))
             first, count = store.first[index], store.count[index]
-            spans.append(store.span[first : first + count].astype(np.int64) + position)
-            texts.append(store.texts[index])
-            position += len(store.texts[index])
+            spans.append(store.span[first : first + count].astype(np.int64) + sum(map(len, parts)))
+            parts.append(store.texts[index])
         speech = [np.arange(store.first[index], store.first[index] + store.count[index]) for index in chosen]
         self.targets = sum(map(len, speech))
-        ids = [*front, *texts, np.array([AUDIO_START]), np.zeros(self.targets, np.int64)]
-        self.ids = np.concatenate(ids).astype(np.int64)
+        parts += [np.array([AUDIO_START]), np.zeros(self.targets, np.int64)]
+        self.ids = np.concatenate(parts).astype(np.int64)
         self.size = len(self.ids)
         self.is_patch = np.zeros(self.size, bool)
         self.is_patch[self.size - self.targets :] = True
