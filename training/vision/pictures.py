@@ -132,7 +132,7 @@ def look_of(random: Random, shape: str, ground: RGB) -> Look:
 
 
 def outline(shape: str, x: float, y: float, radius: float, look: Look) -> list[tuple[float, float]]:
-    """Corners of a shape of half extent `radius` about (x, y); of an oval many points."""
+    """Corners of a shape of half extent `radius` about (x, y), not of round ones; of an oval many points."""
     scale = 1.0
     if shape in ("square", "rectangle"):
         scale, high = (0.92, 1.0) if shape == "square" else (1.0, look.aspect)
@@ -148,11 +148,9 @@ def outline(shape: str, x: float, y: float, radius: float, look: Look) -> list[t
         w = 0.34
         points = [(-w, -1.0), (w, -1.0), (w, -w), (1.0, -w), (1.0, w), (w, w)]
         points += [(w, 1.0), (-w, 1.0), (-w, w), (-1.0, w), (-1.0, -w), (-w, -w)]
-    elif shape == "oval":
+    else:
         turns = [2 * math.pi * i / 72 for i in range(72)]
         points = [(math.cos(turn), look.aspect * math.sin(turn)) for turn in turns]
-    else:
-        raise ValueError(f"{shape} has no corners")
     cos, sin = math.cos(look.angle) * radius * scale, math.sin(look.angle) * radius * scale
     return [(x + px * cos - py * sin, y + px * sin + py * cos) for px, py in points]
 

@@ -154,11 +154,6 @@ def text_picture(random: Random, *, held_out: bool, style: str | None = None, fa
         text = short_text(random)[:1] if huge and not style else line_text(random, held_out, style)
         least = 16 if style else 13
         size = _fitting(random, face, text, width - 8, 0.87 * room if huge else room - 4, least, len(text) == 1)
-        if size is None:
-            text = text.split()[0][:8]
-            size = _fitting(random, face, text, width - 8, room - 4, least, False)
-        if size is None:
-            break
         left, up, right, bottom = font(face, size).getbbox(text)
         x = random.uniform(4, max(4.0, width - 4 - (right - left))) - left
         y = top + random.uniform(2, max(2.0, room - 2 - (bottom - up))) - up
@@ -188,14 +183,12 @@ def line_text(random: Random, held_out: bool, style: str | None) -> str:
     return " ".join(style_of(random.choice(words)) for _ in range(2))
 
 
-def _fitting(random: Random, face: str, text: str, width: float, height: float, least: int, big: bool) -> int | None:
-    """A size in pixels at which the text has room, or None. big: it may fill the room."""
+def _fitting(random: Random, face: str, text: str, width: float, height: float, least: int, big: bool) -> int:
+    """A size in pixels at which the text has room. big: it may fill the room."""
     probe = font(face, 32)
     left, top, right, bottom = probe.getbbox(text)
     most = min(32 * width / max(1, right - left), 32 * height / max(1, bottom - top), 900 if big else 110)
     least = max(least, int(0.3 * most)) if big else least
-    if most < least:
-        return None
     return math.floor(math.exp(random.uniform(math.log(least), math.log(most))))
 
 
