@@ -23,6 +23,8 @@ T = TypeVar("T")
 WEIGHTS = "model.safetensors"
 _KEEP = 60.0
 """Seconds between two states."""
+_BEFORE_CAPTURE = 12
+"""Steps of a kind that are not captured yet."""
 
 
 class Trainer(Protocol):
@@ -247,10 +249,10 @@ Losses = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 
 class Graphs:
-    """Steps of many small kernels: on a GPU each kind of them, after `eager`, is captured as a graph and replayed."""
+    """Steps of many small kernels: on a GPU each kind of them, after a few, is captured as a graph and replayed."""
 
-    def __init__(self, losses: Losses, optimiser: Optimiser, eager: int, *, captures: bool = True) -> None:
-        self._losses, self._optimiser, self._eager = losses, optimiser, eager
+    def __init__(self, losses: Losses, optimiser: Optimiser, *, captures: bool = True) -> None:
+        self._losses, self._optimiser = losses, optimiser
         self._on, self._captures = device(), captures and device().type == "cuda"
         self._seen = Counter[tuple[int, ...]]()
         self._graphs = dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, dict[str, Tensor], dict[str, Tensor]]]()
@@ -258,7 +260,7 @@ class Graphs:
     def step(self, rate: float, batch: Mapping[str, Tensor], *kind: int) -> dict[str, Tensor]:
         self._optimiser.rate.fill_(rate)
         self._seen[kind] += 1
-        if not self._captures or self._seen[kind] <= self._eager:
+        if not self._captures or self._seen[kind] <= _BEFORE_CAPTURE:
             result = self._step({name: value.to(self._on) for name, value in batch.items()}, kind)
         else:
             result = self._replayed(batch, kind)

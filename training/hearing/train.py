@@ -20,7 +20,6 @@ from training.hearing.sounds import UNKNOWN
 from training.transformer import linear
 from training.voice.corpus import Reader
 
-_STEPS_BEFORE_CAPTURE = 3
 _SHORT = 1500
 """Batches of the shortest items to begin with."""
 _PHONES = 0.5
@@ -43,7 +42,7 @@ class Trainer:
         short, reader = 0 if options.resume else _SHORT, Reader(options.data)
         batches = Batches(self.store, vocabulary, options.audio, options.seed, short)
         self._feed = loop.Ahead(self._made(batches, reader), 8)
-        self._graphs = loop.Graphs(self.losses, self.optimiser, _STEPS_BEFORE_CAPTURE)
+        self._graphs = loop.Graphs(self.losses, self.optimiser)
 
     def _made(self, batches: Batches, reader: Reader) -> Iterator[Batch]:
         """A pause of the training while there is too little."""

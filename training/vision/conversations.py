@@ -89,22 +89,23 @@ class Example:
     openings: list[Opening]
 
 
-def make_example(random: Random, *, conversations: int = 2, held_out: bool = False) -> Example:
-    """A picture of a kind drawn by its share, with conversations of 1 to 5 turns, sometimes another one after them."""
+def make_example(random: Random) -> Example:
+    """A picture of a kind drawn by its share, with two conversations of 1 to 5 turns, sometimes another one after
+    them."""
     while True:
         kind = _weighted(random, DATA["shares"])
-        pictures = DRAW[kind](random, held_out)
-        made = [turns(random, kind, pictures, held_out) for _ in range(conversations)]
+        pictures = DRAW[kind](random, False)
+        made = [turns(random, kind, pictures) for _ in range(2)]
         short = bool(pictures) and sum(map(embeddings, pictures)) <= _SHORT
         if kind in _IN_TURN and short and random.random() < 0.06:
             kind = random.choice(_IN_TURN)
-            second = DRAW[kind](random, held_out)
-            after = [turns(random, kind, second, held_out)[:2] for _ in made]
+            second = DRAW[kind](random, False)
+            after = [turns(random, kind, second)[:2] for _ in made]
             if not all(after):
                 continue
             made = [[*a[:2], replace(b[0], shows=1), *b[1:]] for a, b in zip(made, after, strict=True) if a]
             pictures += second
-        if len(made) == conversations and all(made):
+        if len(made) == 2 and all(made):
             return Example(pictures, made, [_opening(random, short) for _ in made])
 
 
@@ -123,7 +124,7 @@ def _opening(random: Random, short: bool) -> Opening:
 
 def _talk(random: Random) -> list[tuple[str, str]]:
     """One or two questions without a picture, with their answers."""
-    said = [(turn.question, turn.answer) for turn in turns(random, "none", [], held_out=False)]
+    said = [(turn.question, turn.answer) for turn in turns(random, "none", [])]
     said = said if random.random() < 0.7 else random.sample(DATA["talk"], random.choice((1, 2)))
     return [message for asked, answer in said for message in (("user", asked), ("assistant", answer))]
 
@@ -163,7 +164,7 @@ def _weighted(random: Random, weights: Mapping[str, float]) -> str:
     return random.choices(tuple(weights), tuple(weights.values()))[0]
 
 
-def turns(random: Random, kind: str, pictures: Sequence[Picture], held_out: bool) -> list[Turn]:
+def turns(random: Random, kind: str, pictures: Sequence[Picture]) -> list[Turn]:
     wanted = random.randint(1, DATA["most turns"][kind])
     found: list[Turn] = []
     for _ in range(3 * wanted):
@@ -171,11 +172,11 @@ def turns(random: Random, kind: str, pictures: Sequence[Picture], held_out: bool
             break
         turn, leans = None, False
         if found and random.random() < 0.35:
-            turn = follow_up(Ask(random, pictures, held_out, json=False), found[-1])
+            turn = follow_up(Ask(random, pictures, held_out=False, json=False), found[-1])
             leans = turn is not None
         if turn is None:
             maker = MAKERS[_weighted(random, DATA["asked about"][kind])]
-            turn = maker(Ask(random, pictures, held_out, json=random.random() < _JSON_SHARE))
+            turn = maker(Ask(random, pictures, held_out=False, json=random.random() < _JSON_SHARE))
         unclear = found and not leans and found[-1].task not in _OF_ALL
         if turn and (turn.question.lower().rstrip("?.! ") in _KEPT or (unclear and _THEY.search(turn.question))):
             continue

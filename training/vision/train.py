@@ -25,7 +25,6 @@ from training.vision.blocks import PATCHES, Drawn, Feed, Fields, drawn_shifts, e
 from training.vision.network import Network
 from training.vision.vocabulary import CONFIG
 
-_STEPS_BEFORE_CAPTURE = 12
 _WORDS = "model.embed_tokens.weight"
 
 
@@ -45,7 +44,7 @@ class Trainer:
             average=0.998,
         )
         self.batch = empty(options.blocks, self.device)
-        self._graphs = loop.Graphs(self._losses, self.optimiser, _STEPS_BEFORE_CAPTURE, captures=options.compile)
+        self._graphs = loop.Graphs(self._losses, self.optimiser, captures=options.compile)
         self._shifted: Callable[..., Tensor] = shifted
         self._new = 0
         if options.compile:

@@ -129,7 +129,7 @@ class Times(NamedTuple):
     weight: Tensor
 
 
-def solver_times(width: int, device: torch.device) -> Times:
+def solver_times(width: int) -> Times:
     """The first Euler step stands still, so the noise is whole at the first evaluation and s = t / t_first there and
     thereafter, where each step takes x along (x - data) / t."""
     noise, time, waves, weight = [], [], [], []
@@ -141,8 +141,7 @@ def solver_times(width: int, device: torch.device) -> Times:
             waves.append(sinusoid(torch.tensor(times, dtype=dtype), width).float())
             weight += [(0.7 if steps == SOLVER_STEPS[0] else 0.1) / len(times)] * len(times)
     still = sinusoid(torch.zeros(1), width)
-    values = (torch.tensor(noise), torch.tensor(time), torch.cat(waves), still, torch.tensor(weight))
-    return Times(*(value.to(device) for value in values))
+    return Times(torch.tensor(noise), torch.tensor(time), torch.cat(waves), still, torch.tensor(weight))
 
 
 class Network(nn.Module):
@@ -240,7 +239,7 @@ class Objective(nn.Module):
         super().__init__()
         self.network = network
         self.helpers = Helpers(network.config)
-        times = solver_times(network.config["dit_config"]["hidden_dim"], torch.device("cpu"))
+        times = solver_times(network.config["dit_config"]["hidden_dim"])
         for name, value in zip(Times._fields, times, strict=True):
             self.register_buffer(f"times_{name}", value, persistent=False)
 
