@@ -30,7 +30,7 @@ LINES = {
     "models/qwen_vl": 2_093,
     "models/text": 920,
     "models/voxcpm2": 2_936,
-    "training": 8_491,
+    "training": 8_288,
     "benchmarks": 8_913,
     "tests": 46_990,
 }

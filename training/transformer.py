@@ -19,6 +19,16 @@ def linear(x: Tensor, layer: nn.Linear) -> Tensor:
     return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
 
+def layer_norm(x: Tensor, layer: nn.LayerNorm) -> Tensor:
+    return F.layer_norm(x, layer.normalized_shape, layer.weight.to(x.dtype), layer.bias.to(x.dtype), layer.eps)
+
+
+def rotary_of(places: Tensor, pairs: int, theta: float) -> Rotary:
+    """places [..., 1], or [..., pairs] where each pair has its own -> [..., 1, pairs], in the published rounding."""
+    angles = places.float() * (1.0 / theta ** (torch.arange(pairs, device=places.device) / pairs))
+    return angles.cos()[..., None, :], angles.sin()[..., None, :]
+
+
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     """x [..., T, heads, head_dim], half-split."""
     (cos, sin), (u, v) = rotary, x.float().chunk(2, dim=-1)

@@ -64,7 +64,7 @@ def test_questions_by_hand_are_asked_and_judged() -> None:
         load(WEIGHTS, torch.device("cpu")),
         outside.picture([outside.drawn(outside.DATA["known"]["HELLO"])]),
     )
-    answer = outside.said(network, Encoder(DIRECTORY), shown, outside.seen(network, shown), "What does it say?")
+    answer = outside.said(network, Encoder(DIRECTORY), shown, "What does it say?")
     assert answer == 'It says "HELLO".'
     assert outside.is_right(answer, "word|hello,says") and not outside.is_right(answer, "hello,world")
     assert sum(len(scene["asks"]) for scene in outside.DATA["known"].values()) >= 150

@@ -18,8 +18,9 @@ from service.hub import EMBEDDED
 from tests.support.chat_golden import encode, generate, largest_difference
 from training.hearing.batches import SECONDS, Batches, Store, phones, together
 from training.hearing.gates import WANTED
-from training.hearing.network import PUBLISHED, Features, Network, Vocabulary, publish
-from training.hearing.sounds import SAMPLE_RATE, SOUND, write
+from training.hearing.network import Features, Network, Vocabulary, write
+from training.hearing.sounds import SAMPLE_RATE, SOUND
+from training.hearing.sounds import write as write_sounds
 from training.hearing.train import Trainer
 from training.loop import hashes
 from training.voice.corpus import Reader
@@ -37,9 +38,9 @@ def data(tmp_path: Path) -> Path:
         (text, tone.astype(np.int16), np.full(len(tone) // SOUND, k, np.uint8))
         for k, (text, tone) in enumerate(zip(TEXTS, tones, strict=True), 1)
     ]
-    write(tmp_path / "voices-0.npz", said)
+    write_sounds(tmp_path / "voices-0.npz", said)
     hiss = (1000 * random.standard_normal(60 * SAMPLE_RATE)).astype(np.int16)
-    write(tmp_path / "noise-0.npz", [("", hiss, np.full(len(hiss) // SOUND, 255, np.uint8))])
+    write_sounds(tmp_path / "noise-0.npz", [("", hiss, np.full(len(hiss) // SOUND, 255, np.uint8))])
     return tmp_path
 
 
@@ -65,8 +66,6 @@ def test_the_embedded_checkpoint_is_the_one_that_passed() -> None:
     gates = json.loads((EMBEDDED / "gates_qwen3_asr.json").read_text(encoding="utf-8"))
     assert gates["sha256"][weights] == hashes(embedded / weights)[weights]
     assert gates["passed"] and all(gates[name] <= most for name, most in WANTED.items())
-    rest = {path.name: path.read_bytes() for path in PUBLISHED.iterdir()}
-    assert rest == {path.name: path.read_bytes() for path in embedded.iterdir() if path.name != weights}
 
 
 def test_logits_are_those_of_the_product(store: Store, tmp_path: Path) -> None:
@@ -76,15 +75,15 @@ def test_logits_are_those_of_the_product(store: Store, tmp_path: Path) -> None:
         # Norms of one and biases of zero would hide mistakes in them.
         parameter.data += 0.05 * torch.randn_like(parameter)
     network.load_state_dict({name: value.bfloat16().float() for name, value in network.state_dict().items()})
-    publish(tmp_path / "checkpoint", network.state_dict())
+    write(tmp_path / "checkpoint", network.state_dict())
     model, processor = load_model(tmp_path / "checkpoint", CPU, torch.float32), load_processor(tmp_path / "checkpoint")
     for seconds, batch in batches(store):
-        wave, found = together(batch, store, seconds)
-        mel = Features()(wave, found["total"] // 160, torch.zeros_like(found["bank"]))
+        wave = together(batch, store, seconds)
+        mel = Features()(wave, batch["total"] // 160, torch.zeros_like(batch["bank"]))
         with torch.no_grad():
-            embeds, _ = network.audio_tower(mel, found["rows"])
-            logits = network.model(batch["ids"], embeds, found["begin"], found["rows"])
-        at = {name: int(value[0]) for name, value in found.items()}
+            embeds, _ = network.audio_tower(mel, batch["rows"])
+            logits = network.model(batch["ids"], embeds, batch["begin"], batch["rows"])
+        at = {name: int(value[0]) for name, value in batch.items() if value.ndim == 1}
         item = processor.item(wave[0, 200 : 200 + at["total"]].numpy())
         assert largest_difference(encode(model.encoder, [item], CPU), embeds[0, : at["rows"]]) < 2e-4
         ids = batch["ids"][0].tolist()
@@ -100,24 +99,19 @@ def test_logits_are_those_of_the_product(store: Store, tmp_path: Path) -> None:
 def test_items_say_their_texts_and_phones(store: Store) -> None:
     vocabulary, heard = Vocabulary(), list[str]()
     for seconds, batch in batches(store):
-        _, found = together(batch, store, seconds)
-        wanted = phones(found, store, seconds)
-        for row, (first, end) in enumerate(zip(found["answer"].tolist(), found["length"].tolist(), strict=True)):
+        wanted = phones(batch, store, seconds)
+        for row, (first, end) in enumerate(zip(batch["answer"].tolist(), batch["length"].tolist(), strict=True)):
             heard.append(vocabulary.text(batch["ids"][row, first:end].tolist()))
             if sounds := {k for k, part in enumerate(TEXTS, 1) if part in heard[-1]}:
                 assert set(wanted[row].unique().tolist()) - {0, 255} == sounds
     assert any(TEXTS[0] in text for text in heard) and any("language None" in text for text in heard)
 
 
-def test_a_step_learns_and_is_taken_up_again(data: Path, tmp_path: Path) -> None:
-    options = Namespace(data=data, rate=2e-3, seed=0, hours=0.1, least=0.001, audio=8, resume=None)
+def test_a_step_changes_all_weights(data: Path) -> None:
+    options = Namespace(data=data, seed=0, hours=0.1, least=0.001, audio=8, resume=None)
     trainer = Trainer(options)
     first = {name: value.clone() for name, value in trainer.network.state_dict().items()}
-    losses = [trainer.step(0.0, nth) for nth in range(2)]
+    losses = [trainer.step(1e-5, 0.0) for _ in range(2)]
     assert all(torch.isfinite(value) for part in losses for value in part.values())
     changed = [name for name, value in trainer.network.state_dict().items() if not torch.equal(value, first[name])]
     assert len(changed) == len(first)
-    other = Trainer(options)
-    other.restore(trainer.state())
-    for ours, theirs in zip(other.optimiser.average.values, trainer.optimiser.average.values, strict=True):
-        assert torch.equal(ours, theirs.bfloat16().float())

@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.spoken import utterance
 from training import loop
-from training.voice.corpus import Spoken, write
-from training.voice.latents import FRAMES, LATENT_DIM, PATCH
+from training.voice.corpus import write
 from training.voice.packing import Shape
 from training.voice.train import Trainer as VoiceTrainer
 
@@ -29,24 +27,17 @@ class Line:
     name = "line"
 
     def __init__(self) -> None:
-        self.steps, self.net = 0, nn.Linear(1, 1, bias=False)
-        self.optimiser = loop.Optimiser(self.net)
+        self.steps, self.network = 0, nn.Linear(1, 1, bias=False)
+        self.optimiser = loop.Optimiser(self.network)
 
-    def step(self, share: float, nth: int) -> dict[str, Tensor]:
-        loss = (self.net(torch.ones(1, 1)) - 2.0).square().sum()
+    def step(self, rate: float, share: float) -> dict[str, Tensor]:
+        loss = (self.network(torch.ones(1, 1)) - 2.0).square().sum()
         loss.backward()
-        self.optimiser.step(loop.rate_at(0.05, share, nth, warm=1, floor=1.0))
+        self.optimiser.step(rate)
         return {"loss": loss.detach()}
 
     def report(self) -> dict[str, float]:
         return {"hours": 0.12345}
-
-    def state(self) -> dict[str, Any]:
-        return {"net": self.optimiser.average.state(torch.float32)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.net.load_state_dict(state["net"])
-        self.optimiser.average.restart()
 
     def kept(self) -> None: ...
 
@@ -59,8 +50,8 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(out: Path, **more: object) -> argparse.Namespace:
-    usual = {"out": out, "seconds": 24.0, "keep": 1e9, "resume": out / "nothing.pt", "compile": False, "rate": 1e-3}
-    return argparse.Namespace(**{**usual, **more})
+    usual = {"out": out, "seconds": 24.0, "resume": out / "nothing.pt", "compile": False}
+    return argparse.Namespace(**{**usual, "rate": 0.05, "decay": 0.0, **more})
 
 
 def test_a_leg_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
@@ -74,22 +65,6 @@ def test_a_leg_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "line.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 12, 23, 25, 36, 47]
     assert lines[0]["hours"] == 0.1235 and lines[-1]["loss"] < lines[0]["loss"]
-
-
-def utterance(number: int) -> Spoken:
-    """Of 4 to 11 patches."""
-    drawn, patches = np.random.default_rng(number), 4 + number % 8
-    text = "a fox and a dog meet at the old mill today"[: 4 * patches]
-    begins = np.linspace(0, len(text) - 2, patches).astype(np.int16)
-    return Spoken(
-        text,
-        text,
-        np.zeros(patches * PATCH, np.int16),
-        drawn.normal(0.0, 0.5, (patches * FRAMES, LATENT_DIM)).astype(np.float16),
-        drawn.integers(0, 40, patches * FRAMES).astype(np.uint8),
-        np.zeros(2 * patches * FRAMES, np.uint8),
-        np.stack((begins, begins + 2), axis=1),
-    )
 
 
 def test_the_voice_is_trained_and_goes_on(tmp_path: Path) -> None:

@@ -16,17 +16,17 @@ from models.qwen_vl.model import load_model
 from models.qwen_vl.processor import Qwen2VLProcessor, load_processor
 from tests.support.chat_golden import generate
 from tests.support.prompts import prompt_of
-from training.vision.blocks import BLOCK_BYTES, on_device, pack, packed
-from training.vision.checkpoint import publish
+from training.vision.blocks import on_device, pack, packed
+from training.vision.checkpoint import write
 from training.vision.conversations import ASKED, DEFAULT_SYSTEM, PICTURES, QUESTION, Encoder, Example, opening
-from training.vision.network import Network, Shape
+from training.vision.network import Network
 from training.vision.pictures import Picture
 from training.vision.questions import Turn
 from training.vision.train import Trainer
-from training.vision.vocabulary import tokenizer
+from training.vision.vocabulary import CONFIG, tokenizer
 
-SHAPE = Shape(vocab_size=1152, layers=2, vision_depth=2)
-OPTIONS = Namespace(blocks=1, rate=2e-3, seconds=1.0, decay=0.0, auxiliary=0.3, compile=False)
+SMALL = CONFIG | {"num_hidden_layers": 2, "vision_config": CONFIG["vision_config"] | {"depth": 2}}
+OPTIONS = Namespace(blocks=1, auxiliary=0.3, compile=False)
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ EXAMPLES = {
 @pytest.fixture(scope="module")
 def network() -> Network:
     torch.manual_seed(3)
-    network = Network(SHAPE)
+    network = Network(SMALL)
     for parameter in network.parameters():
         # Norms of one and biases of zero would hide mistakes in them.
         parameter.data += 0.05 * torch.randn_like(parameter)
@@ -71,7 +71,7 @@ def network() -> Network:
 @pytest.fixture(scope="module")
 def directory(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("checkpoint")
-    publish(directory, SHAPE, network.state_dict())
+    write(directory, SMALL, network.state_dict())
     return directory
 
 
@@ -117,7 +117,7 @@ def test_logits_ids_and_positions_are_the_products(network: Network, directory: 
     ((found, _),) = on_device(encoder, [before, example], torch.device("cpu"))
     batch = packed(found)
     with torch.no_grad():
-        trained = network.logits(network.model(batch, network.visual(batch, torch.float32)))
+        trained = network.logits(network.model(batch, network.visual(batch)))
     last = found["turns"].flatten() == found["turns"].max()
     assert found["labels"].flatten()[last].tolist() == tokens.labels[n - 1 : n + answer].tolist()
 
@@ -130,9 +130,8 @@ def test_steps_lower_the_loss(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer()), "utf-8")
     ((block, _),) = pack(Encoder(tmp_path), [EXAMPLES["a picture and two turns"], EXAMPLES["a video"]])
     torch.manual_seed(0)
-    trainer = Trainer(SHAPE, OPTIONS, None)
-    flat = np.concatenate([array.reshape(-1).view(np.uint8) for array in block.values()])
-    assert flat.size == BLOCK_BYTES
-    trainer.rows[0] = torch.from_numpy(flat)
-    losses = [float(trainer.step(0.0, 200)["answers"]) for _ in range(3)]
+    trainer = Trainer(SMALL, OPTIONS, None)
+    for name, value in block.items():
+        trainer.batch[name][0] = value
+    losses = [float(trainer.step(2e-3, 0.0)["answers"]) for _ in range(3)]
     assert losses[-1] < losses[0]

@@ -89,7 +89,7 @@ def test_velocity_and_stop(trained: Network, served: VoxCPM2) -> None:
     mu = network.condition(lm, residual)
     torch.testing.assert_close(mu, torch.stack(served.network.condition(lm, residual), dim=1), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(network.stop_logits(lm), served.network.stop_logits(lm), atol=1e-4, rtol=1e-4)
-    times = solver_times(CONFIG["dit_config"]["hidden_dim"], torch.device("cpu"))
+    times = solver_times(CONFIG["dit_config"]["hidden_dim"])
     table = network.feat_decoder.estimator.time_embedding(times.waves, times.still)
     solver = served.solver(SOLVER_STEPS[0])
     torch.testing.assert_close(table[: len(solver.time_table)], solver.time_table, atol=1e-4, rtol=1e-4)
@@ -103,7 +103,7 @@ def test_velocity_and_stop(trained: Network, served: VoxCPM2) -> None:
 def test_the_solver_ends_at_the_data_that_the_training_aims_at() -> None:
     """With the velocity that is trained, every solver goes from noise to the data, though its first step stands."""
     data, noise = torch.randn(2, 4, 8).unbind()
-    times = solver_times(192, torch.device("cpu"))
+    times = solver_times(192)
     begin = 0
     for steps in SOLVER_STEPS:
         plan = schedule(steps, torch.float32)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from training.voice.corpus import Store
-from training.voice.packing import Mixture, Packer, Shape
+from training.voice.packing import Packer, Shape
 from training.voice.recogniser import DIRECTORY, Language, plain
 from training.voice.texts import FIRST_WORDS
 
@@ -24,5 +24,5 @@ def test_a_segment_of_400_characters_fits_a_row() -> None:
         store.texts.append(np.zeros(characters, np.int16))
         store.first.append(sum(store.count))
         store.count.append(patches)
-    batch = Packer(store, Shape(rows=40), Mixture(), seed=0).batch()
+    batch = Packer(store, Shape(rows=40), seed=0).batch()
     assert (batch.documents == 0).sum(1).max() >= 580

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from itertools import islice
 
 import numpy as np
 import torch
@@ -25,8 +24,6 @@ SECONDS = {4: 0.35, 8: 0.3, 16: 0.2, 32: 0.15}
 _CONTEXT = 16
 _ROOM = 0.4
 """Most seconds of silence in front of speech, and behind it."""
-_NUMBERS = ("start", "count", "lead", "total", "backwards", "noise", "bank", "begin", "rows", "answer", "length")
-_LEVELS = ("level", "noise_level", "tilt0", "tilt1", "tilt2", "tilt3")
 
 
 def tokens_of(seconds: int) -> int:
@@ -53,9 +50,8 @@ class Store:
 
     def take_in(self, reader: Reader, most: int) -> None:
         """New files, while there is room."""
-        for path in islice(reader.new(), most):
-            with np.load(path) as file:
-                self.add(path.name.partition("-")[0], *(file[name] for name in ("texts", "samples", "wave", "sounds")))
+        for name, file in reader.take(most):
+            self.add(name.partition("-")[0], *(file[key] for key in ("texts", "samples", "wave", "sounds")))
 
     def add(self, kind: str, texts: np.ndarray, samples: np.ndarray, wave: np.ndarray, phones: np.ndarray) -> None:
         begin, end = self.used, self.used + len(wave)
@@ -82,26 +78,23 @@ class Batches:
         self._prefix = vocabulary.prefix()
 
     def batch(self) -> dict[str, Tensor]:
-        """numbers int64 [N, names], levels float32 [N, names], ids int64 [N, T]; items of `seconds` [1] at most."""
+        """ids int64 [N, T], `seconds` [1] that items last at most, and the columns of `_row`, each [N, ...]."""
         random, store = self._random, self.store
         seconds = min(SECONDS) if self._short > 0 else int(random.choice(list(SECONDS), p=list(SECONDS.values())))
         self._short -= 1
         count = max(1, self._audio // seconds)
         kinds = [kind for kind in SHARES if store.of_kind[kind]]
         shares = np.array([SHARES[kind] for kind in kinds])
-        numbers, ids = np.zeros((count, len(_NUMBERS)), np.int64), np.zeros((count, tokens_of(seconds)), np.int64)
-        for row, kind in enumerate(random.choice(kinds, count, p=shares / shares.sum())):
-            numbers[row] = self._row(kind, seconds, ids[row])
-        levels = np.zeros((count, len(_LEVELS)), np.float32)
-        silent = numbers[:, _NUMBERS.index("backwards")] < 0
-        levels[:, 0] = np.where(silent, random.uniform(-75, -10, count), random.uniform(-40, -10, count))
-        levels[:, 1] = levels[:, 0] - random.uniform(10, 70, count)
-        levels[:, 2:] = random.standard_normal((count, 4)) * random.choice((0.0, 0.15, 0.3), (count, 1))
-        arrays = {"numbers": numbers.clip(min=0), "levels": levels, "ids": ids, "seconds": np.array([seconds])}
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        ids = np.zeros((count, tokens_of(seconds)), np.int64)
+        chosen = random.choice(kinds, count, p=shares / shares.sum())
+        rows = [self._row(kind, seconds, tokens) for kind, tokens in zip(chosen, ids, strict=True)]
+        columns = {name: torch.from_numpy(np.array([row[name] for row in rows])) for name in rows[0]}
+        return {"ids": torch.from_numpy(ids), "seconds": torch.tensor([seconds]), **columns}
 
-    def _row(self, kind: str, seconds: int, ids: np.ndarray) -> list[int]:
-        """Writes the tokens; backwards is -1 for noise, so that its level may be lower."""
+    def _row(self, kind: str, seconds: int, ids: np.ndarray) -> dict[str, int | np.ndarray]:
+        """Writes the tokens. Of the store's samples `count` from `start` on, perhaps backwards, stand at `lead` of
+        `total`, over those from `noise` on; levels are of both, in dB, and noise alone may be quieter; bank and tilt:
+        what Features does to them; rows of audio at `begin` of the tokens, an answer from `answer` to `length`."""
         random, store, size = self._random, self.store, seconds * SAMPLE_RATE
         room = int(random.uniform(0.3, seconds) * SAMPLE_RATE)
         noise, backwards = self._noise(size), kind == "noise" and random.random() < REVERSED
@@ -130,31 +123,47 @@ class Batches:
         ids[: len(tokens)] = tokens
         banks = np.array((0, random.integers(WARPS // 2), random.integers(WARPS)))
         bank = int(random.choice(banks, p=(0.4, 0.45, 0.15)))
-        flag = -1 if kind == "noise" and not backwards else int(backwards)
-        return [
-            *(start, count, lead, total, flag, noise, bank),
-            *(len(prefix), rows, len(tokens) - len(answer), len(tokens)),
-        ]
+        level = random.uniform(-75 if kind == "noise" and not backwards else -40, -10)
+        tilt = random.standard_normal(4) * random.choice((0.0, 0.15, 0.3))
+        return {
+            "start": start,
+            "count": count,
+            "backwards": int(backwards),
+            "lead": lead,
+            "total": total,
+            "noise": noise,
+            "levels": np.array((level, level - random.uniform(10, 70)), np.float32),
+            "bank": bank,
+            "tilt": tilt.astype(np.float32),
+            "begin": len(prefix),
+            "rows": rows,
+            "answer": len(tokens) - len(answer),
+            "length": len(tokens),
+        }
 
     def _noise(self, size: int) -> int:
         begin, end = self.store.noises[self._random.integers(len(self.store.noises))]
         return int(self._random.integers(begin, end - size))
 
 
-def together(batch: Mapping[str, Tensor], store: Store, seconds: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """Waves [N, samples with what a window needs around them], and the columns of the batch by name."""
-    found = dict(zip(_NUMBERS, batch["numbers"].unbind(1), strict=True))
-    columns = {name: value[:, None] for name, value in found.items()}
-    start, count, lead, total = (columns[name] for name in ("start", "count", "lead", "total"))
-    place = torch.arange(-N_FFT // 2, seconds * SAMPLE_RATE + N_FFT // 2, device=store.wave.device)
-    place = torch.where(place.abs() >= total, 2 * (total - 1) - place, place.abs()).clamp(min=0)
-    at = place - lead
+def together(batch: Mapping[str, Tensor], store: Store, seconds: int) -> Tensor:
+    """Waves [N, samples with what a window needs around them]."""
+    total = batch["total"][:, None]
+    time = torch.arange(-N_FFT // 2, seconds * SAMPLE_RATE + N_FFT // 2, device=store.wave.device)
+    time = torch.where(time.abs() >= total, 2 * (total - 1) - time, time.abs()).clamp(min=0)
+    place, inside = _heard(batch, time)
+    around = store.wave[(batch["noise"][:, None] + time).clamp(max=len(store.wave) - 1)] * (time < total)
+    said, behind = (10.0 ** (batch["levels"] / 20.0)).split(1, 1)
+    wave = _at(store.wave[place] * inside, said, batch["count"][:, None]) + _at(around, behind, total)
+    return wave.clamp(-1.0, 1.0)
+
+
+def _heard(batch: Mapping[str, Tensor], time: Tensor) -> tuple[Tensor, Tensor]:
+    """Samples of time [T] or [N, T] -> those of the store that are heard there, and whether any are, [N, T]."""
+    start, count, lead, backwards = (batch[name][:, None] for name in ("start", "count", "lead", "backwards"))
+    at = time - lead
     inside, at = (at >= 0) & (at < count), at.clamp(min=0).minimum(count - 1)
-    at = torch.where(columns["backwards"] > 0, count - 1 - at, at)
-    wave = store.wave[start + at] * inside
-    around = store.wave[(columns["noise"] + place).clamp(max=len(store.wave) - 1)] * (place < total)
-    levels = 10.0 ** (batch["levels"][:, :2] / 20.0)
-    return (_at(wave, levels[:, :1], count) + _at(around, levels[:, 1:], total)).clamp(-1.0, 1.0), found
+    return start + torch.where(backwards > 0, count - 1 - at, at), inside
 
 
 def _at(wave: Tensor, level: Tensor, count: Tensor) -> Tensor:
@@ -164,22 +173,19 @@ def _at(wave: Tensor, level: Tensor, count: Tensor) -> Tensor:
     return wave * torch.where(loudness > 4.0, level / loudness.clamp(min=4.0), 1 / 32768.0)
 
 
-def tilts(levels: Tensor) -> Tensor:
+def tilts(tilt: Tensor) -> Tensor:
     """What a room or microphone does to the power in the bands [N, 1, 128]."""
-    on = levels.device
+    on = tilt.device
     waves = torch.arange(1, 5, device=on)[:, None] * torch.linspace(0.0, torch.pi, MEL_BANDS, device=on)
-    return (10.0 ** (levels[:, 2:] @ waves.cos()))[:, None]
+    return (10.0 ** (tilt @ waves.cos()))[:, None]
 
 
-def phones(found: Mapping[str, Tensor], store: Store, seconds: int) -> Tensor:
+def phones(batch: Mapping[str, Tensor], store: Store, seconds: int) -> Tensor:
     """int64 [N, rows, PHONES_PER_ROW], UNKNOWN where nobody knows and behind the end."""
     row = torch.arange(CHUNK_ROWS * seconds, device=store.wave.device)
     middle = row // CHUNK_ROWS * SAMPLE_RATE + row % CHUNK_ROWS * (8 * HOP) + SOUND // 2
     time = middle[:, None] + SOUND * torch.arange(PHONES_PER_ROW, device=row.device)
-    column = {name: value[:, None, None] for name, value in found.items()}
-    at, count = time - column["lead"], column["count"]
-    inside, at = (at >= 0) & (at < count), at.clamp(min=0).minimum(count - 1)
-    at = torch.where(column["backwards"] > 0, count - 1 - at, at)
-    heard = torch.where(inside, store.phones[(column["start"] + at) // SOUND].long(), 0)
-    known = store.phones[column["start"] // SOUND] != UNKNOWN
-    return heard.masked_fill((row[:, None] >= column["rows"]) | ~known, UNKNOWN)
+    place, inside = _heard(batch, time.flatten())
+    heard = torch.where(inside, store.phones[place // SOUND].long(), 0).unflatten(1, time.shape)
+    known = store.phones[batch["start"] // SOUND] != UNKNOWN
+    return heard.masked_fill(((row >= batch["rows"][:, None]) | ~known[:, None])[..., None], UNKNOWN)

@@ -17,9 +17,9 @@ from torch import Tensor
 from models.qwen3_asr.config import HOP, MIN_SAMPLES, N_FFT
 from models.qwen3_asr.items import rows_of
 from models.qwen3_asr.transcript import read_transcript
-from training.hearing.network import Features, Network, Vocabulary, publish
+from training.hearing.network import Features, Network, Vocabulary, write
 from training.hearing.sounds import ASKED, NOISES, SAMPLE_RATE, Maker, asked, words
-from training.loop import device, hashes, say, wide
+from training.loop import device, hashes, say
 from training.voice import corpus, recogniser
 from training.voice.flite import Flite
 from training.voice.gates import HELD_OUT
@@ -36,7 +36,7 @@ class Listener:
     def __init__(self, state: dict[str, Tensor]) -> None:
         on = device()
         self._features, self._network = Features().to(on), Network().to(on).eval()
-        self._network.load_state_dict(wide(state))
+        self._network.load_state_dict(state)
         self._vocabulary = Vocabulary()
 
     @torch.inference_mode()
@@ -121,7 +121,9 @@ if __name__ == "__main__":
     parser.add_argument("--device", type=torch.device, default=device(), help="where the voice speaks")
     parser.add_argument("--export", type=Path, help="directory of the checkpoint")
     options = parser.parse_args()
-    state = torch.load(options.state, map_location="cpu", weights_only=True)["model"]
+    trained = torch.load(options.state, map_location="cpu", weights_only=True)["model"]
+    # The precision that is shipped is what is judged.
+    state = {name: value.bfloat16() for name, value in trained.items()}
     for found in measure(Listener(state), options):
         passed = all(found.get(name, 1.0) <= most for name, most in WANTED.items())
         rounded = {name: round(value, 4) for name, value in found.items()}
@@ -129,4 +131,4 @@ if __name__ == "__main__":
         say(results)
         options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if options.export and passed:
-        publish(options.export, state)
+        write(options.export, state)

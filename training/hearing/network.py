@@ -1,12 +1,10 @@
-"""The network of models.qwen3_asr under its published names, for batches of items of as many seconds each,
-and its files in the published layout; `published` has all but the weights.
+"""The network of models.qwen3_asr under its published names, for batches of items of as many seconds each.
 
 Its tokens are every byte, and the 344 commonest words of the texts; other words are spelled."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -22,10 +19,11 @@ from models.layers.precision import without_tf32
 from models.qwen3_asr.config import CHUNK_FRAMES, CHUNK_ROWS, HOP, MEL_BANDS, N_FFT, SAMPLE_RATE
 from models.qwen3_asr.encoder import BANDS, NORM_EPS, sinusoid
 from models.qwen3_asr.log_mel import mel_filters, windowed_dft
-from training.transformer import Block, Parts, RMSNorm, linear
+from training.loop import publish
+from training.transformer import Block, Parts, RMSNorm, layer_norm, linear, rotary_of
 from training.voice.flite import PHONES
 
-PUBLISHED = Path(__file__).parent / "published"
+PUBLISHED = Path(__file__).parents[2] / "models/embedded/qwen3_asr"
 _CONFIG = json.loads((PUBLISHED / "config.json").read_text(encoding="utf-8"))["thinker_config"]
 AUDIO: dict[str, Any] = _CONFIG["audio_config"]
 TEXT: dict[str, Any] = _CONFIG["text_config"]
@@ -54,15 +52,10 @@ class Vocabulary:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def publish(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes all files; heads that only help to train are left out."""
-    shutil.copytree(PUBLISHED, directory, dirs_exist_ok=True)
-    kept = {
-        f"thinker.{name}": tensor.to(torch.bfloat16).contiguous()
-        for name, tensor in sorted(tensors.items())
-        if not name.startswith("auxiliary.")
-    }
-    save_file(kept, directory / "model.safetensors", metadata={"format": "pt"})
+def write(directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes all files of the checkpoint."""
+    kept = {f"thinker.{name}": tensor for name, tensor in tensors.items() if not name.startswith("auxiliary.")}
+    publish(PUBLISHED, directory, kept)
 
 
 PHONES_PER_ROW = 4
@@ -113,12 +106,12 @@ class TowerBlock(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """x [windows, rows, width], mask [windows, 1, 1, rows]."""
-        y, attention = normed(x, self.self_attn_layer_norm), self.self_attn
+        y, attention = layer_norm(x, self.self_attn_layer_norm), self.self_attn
         layers = attention.q_proj, attention.k_proj, attention.v_proj
         q, k, v = (linear(y, layer).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in layers)
         scores = (q @ k.mT * q.shape[-1] ** -0.5).float().masked_fill(~mask, -torch.inf)
         x = x + linear((scores.softmax(-1).to(v.dtype) @ v).transpose(1, 2).flatten(2), attention.out_proj)
-        return x + linear(F.gelu(linear(normed(x, self.final_layer_norm), self.fc1)), self.fc2)
+        return x + linear(F.gelu(linear(layer_norm(x, self.final_layer_norm), self.fc1)), self.fc2)
 
 
 class Tower(nn.Module):
@@ -151,7 +144,7 @@ class Tower(nn.Module):
         x, mask = x.reshape(-1, window, x.shape[-1]), mask.view(-1, 1, 1, window)
         for block in self.layers:
             x = block(x, mask)
-        x = normed(x, self.ln_post).view(count, -1, x.shape[-1])
+        x = layer_norm(x, self.ln_post).view(count, -1, x.shape[-1])
         return linear(F.gelu(linear(x, self.proj1)), self.proj2), x
 
 
@@ -175,8 +168,7 @@ class Text(nn.Module):
         table = self.embed_tokens.weight.to(embeds.dtype)
         said = (ids[..., None] == torch.arange(len(table), device=ids.device)).to(table.dtype) @ table
         x = torch.where(heard, embeds.gather(1, at), said)
-        angles = place[:, None] * TEXT["rope_theta"] ** (-torch.arange(self.pairs, device=ids.device) / self.pairs)
-        rotary = angles.cos()[:, None], angles.sin()[:, None]
+        rotary = rotary_of(place[:, None], self.pairs, TEXT["rope_theta"])
         for block in self.layers:
             x, _ = block(x, rotary, _causal)
         return F.linear(self.norm(x), table)
@@ -185,10 +177,6 @@ class Text(nn.Module):
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, None]:
     q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2), None
-
-
-def normed(x: Tensor, layer: nn.LayerNorm) -> Tensor:
-    return F.layer_norm(x, layer.normalized_shape, layer.weight.to(x.dtype), layer.bias.to(x.dtype), layer.eps)
 
 
 class Network(nn.Module):

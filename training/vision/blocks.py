@@ -1,12 +1,12 @@
 """Examples packed into blocks of one size: as training draws them, on a device, as batches for the network.
 
-A block is one row of each field below. Rows past the last example are a segment of their own, which nothing looks at.
+A block has all fields below. Rows past the last example are a segment of their own, which nothing looks at.
 """
 
 from __future__ import annotations
 
 import queue
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,125 +30,115 @@ _ROOM = {"frames": FRAMES, "patches": PATCHES, "tokens": TOKENS, "labels": LABEL
 """The most of a block; some segments and sequences stay for the rows behind the last example."""
 LETTERS = " " + "".join(chr(code) for code in range(33, 127)) + "£€°"
 _CONSTANT = {"thing", "knowledge", "who", "skills", "hello", "thanks", "no_picture", "not_known", "unknown"}
-FIELDS: dict[str, tuple[tuple[int, ...], type]] = {
-    "frames": ((FRAMES, 588), np.uint8),
-    "frame_starts": ((FRAMES,), np.int16),
-    "frame_grids": ((FRAMES, 4), np.uint8),
-    "frame_pictures": ((FRAMES,), np.uint8),
-    "first": ((PATCHES,), np.int16),
-    "second": ((PATCHES,), np.int16),
-    "coordinates": ((PATCHES, 2), np.uint8),
-    "vision_cu": ((SEGMENTS,), np.int16),
-    "ids": ((TOKENS,), np.int16),
-    "source": ((TOKENS,), np.int16),
-    "positions": ((3, TOKENS), np.int16),
-    "text_cu": ((SEQUENCES,), np.int16),
-    "selected": ((LABELS,), np.int16),
-    "labels": ((LABELS,), np.int16),
-    "weights": ((LABELS,), np.float16),
-    "turns": ((LABELS,), np.int16),
-    "cells": ((PATCHES // 4, 3 + LETTERS_PER_CELL), np.uint8),
+FIELDS: dict[str, tuple[tuple[int, ...], torch.dtype, int]] = {
+    "frames": ((FRAMES, 588), torch.uint8, 0),
+    "frame_starts": ((FRAMES,), torch.int16, 0),
+    "frame_grids": ((FRAMES, 4), torch.uint8, 0),
+    "frame_pictures": ((FRAMES,), torch.uint8, SEGMENTS - 1),
+    "first": ((PATCHES,), torch.int16, 0),
+    "second": ((PATCHES,), torch.int16, 0),
+    "coordinates": ((PATCHES, 2), torch.uint8, 0),
+    "vision_cu": ((SEGMENTS,), torch.int16, 0),
+    "ids": ((TOKENS,), torch.int16, 0),
+    "source": ((TOKENS,), torch.int16, -1),
+    "positions": ((TOKENS, 3), torch.int16, 0),
+    "text_cu": ((SEQUENCES,), torch.int16, 0),
+    "selected": ((LABELS,), torch.int16, 0),
+    "labels": ((LABELS,), torch.int16, 0),
+    "weights": ((LABELS,), torch.float16, 0),
+    "turns": ((LABELS,), torch.int16, -1),
+    "cells": ((PATCHES // 4, 3 + LETTERS_PER_CELL), torch.uint8, 0),
 }
-_SIZES = [int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in FIELDS.values()]
-BLOCK_BYTES = sum(_SIZES)
+"""Shape, dtype, and what stands behind the last example."""
+Fields = dict[str, Tensor]
 
 
-def views(buffer: bytearray) -> dict[str, np.ndarray]:
-    """The fields of a block in `buffer`, BLOCK_BYTES of zeros."""
-    parts = np.split(np.frombuffer(buffer, np.uint8), np.cumsum(_SIZES)[:-1])
-    return {n: part.view(kind).reshape(shape) for part, (n, (shape, kind)) in zip(parts, FIELDS.items(), strict=True)}
+def empty(number: int, device: torch.device) -> Fields:
+    """Room for blocks, each field [number, ...]."""
+    return {name: torch.zeros(number, *shape, dtype=kind, device=device) for name, (shape, kind, _) in FIELDS.items()}
 
 
 class Packer:
-    """Writes examples into the fields of a block until one does not fit."""
+    """Puts examples into a block until one does not fit."""
 
-    def __init__(self, encoder: Encoder, block: dict[str, np.ndarray]) -> None:
-        self.encoder, self.block, self.filled = encoder, block, Counter[str]()
-        self.tasks: list[str] = []
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder, self._used, self.tasks = encoder, Counter[str](), list[str]()
+        self._parts: dict[str, list[np.ndarray]] = defaultdict(list)
 
     def add(self, example: Example) -> bool:
         """False, and nothing is written, where the example does not fit."""
-        pictures = example.pictures
-        patches = [patches_of(picture) for picture in pictures]
-        grids = [grid_of(picture) for picture in pictures]
-        tokens = [
-            self.encoder.tokens(pictures, turns, opening)
-            for turns, opening in zip(example.conversations, example.openings, strict=True)
-        ]
-        needed = {
-            "frames": sum(len(frames) * frames.shape[1] for frames in patches),
-            "patches": sum(t * h * w for t, h, w in grids),
-            "tokens": sum(len(item.ids) for item in tokens),
-            "labels": sum(int((item.labels >= 0).sum()) for item in tokens),
-            "segments": sum(t for t, _, _ in grids),
-            "sequences": len(tokens),
-        }
-        if any(self.filled[name] + number > _ROOM[name] for name, number in needed.items()):
-            return False
-        first_row = self.filled["patches"] // 4
-        for picture, frames, grid in zip(pictures, patches, grids, strict=True):
-            self._picture(picture, frames, grid)
-        for turns, item in zip(example.conversations, tokens, strict=True):
-            self._conversation([turn.task for turn in turns], item, first_row)
-        return True
+        used, tasks, parts = self._used.copy(), [*self.tasks], {name: [*each] for name, each in self._parts.items()}
+        self.put(example)
+        if all(self._used[name] <= most for name, most in _ROOM.items()):
+            return True
+        self._used, self.tasks, self._parts = used, tasks, defaultdict(list, parts)
+        return False
 
-    def close(self) -> None:
-        block, filled = self.block, self.filled
-        _end(block["vision_cu"], filled["segments"], filled["patches"], PATCHES)
-        _end(block["text_cu"], filled["sequences"], filled["tokens"], TOKENS)
-        block["frame_grids"][filled["frames"] :] = (2, 2, 0, 0)
-        block["frame_pictures"][filled["frames"] :] = SEGMENTS - 1
-        block["source"][filled["tokens"] :] = -1
-        block["turns"][filled["labels"] :] = -1
+    def put(self, example: Example) -> None:
+        first_row = self._used["patches"] // 4
+        for picture in example.pictures:
+            self._picture(picture)
+        for turns, opening in zip(example.conversations, example.openings, strict=True):
+            tokens = self._encoder.tokens(example.pictures, turns, opening)
+            self._conversation([turn.task for turn in turns], tokens, first_row)
 
-    def _picture(self, picture: Picture, frames: np.ndarray, grid: tuple[int, int, int]) -> None:
-        block, filled = self.block, self.filled
-        t, h, w = grid
+    def joined(self) -> Fields:
+        """All that has been put, each field [...]."""
+        return {name: torch.from_numpy(np.concatenate(parts)) for name, parts in self._parts.items()}
+
+    def block(self) -> Fields:
+        """The rest of both `cu` are segments that are not too long."""
+        used, rest = self._used, LONGEST * np.arange(SEQUENCES)
+        self._add(
+            vision_cu=np.minimum(used["patches"] + rest[: SEGMENTS - used["segments"]], PATCHES),
+            text_cu=np.minimum(used["tokens"] + rest[: SEQUENCES - used["sequences"]], TOKENS),
+            frame_grids=np.tile((2, 2, 0, 0), (FRAMES - used["frames"], 1)),
+        )
+        found = {name: torch.full(shape, fill, dtype=kind) for name, (shape, kind, fill) in FIELDS.items()}
+        for name, value in self.joined().items():
+            found[name][: len(value)] = value
+        return found
+
+    def _add(self, **parts: np.ndarray) -> None:
+        for name, part in parts.items():
+            self._parts[name].append(part)
+
+    def _picture(self, picture: Picture) -> None:
+        used, frames, (t, h, w) = self._used, patches_of(picture), grid_of(picture)
         count, each = len(frames), h * w
-        block["frames"][filled["frames"] : filled["frames"] + count * each] = frames.reshape(-1, 588)
-        whole = slice(filled["frames"], filled["frames"] + count * each)
-        block["frame_starts"][whole] = np.repeat(filled["frames"] + each * np.arange(count), each)
-        block["frame_pictures"][whole] = filled["segments"]
         index = np.indices((h, w)).reshape(2, h // 2, 2, w // 2, 2).transpose(1, 3, 2, 4, 0).reshape(each, 2)
-        block["frame_grids"][whole, :2] = h, w
-        block["frame_grids"][whole, 2:] = np.tile(index, (count, 1))
-        for pair in range(t):
-            rows = slice(filled["patches"] + pair * each, filled["patches"] + (pair + 1) * each)
-            for name, frame in (("first", 2 * pair), ("second", min(2 * pair + 1, count - 1))):
-                start = filled["frames"] + frame * each
-                block[name][rows] = np.arange(start, start + each)
-            block["coordinates"][rows] = index
-            block["vision_cu"][filled["segments"]] = rows.start
-            filled["segments"] += 1
-        cells = block["cells"][filled["patches"] // 4 : (filled["patches"] + t * each) // 4]
+        starts = used["frames"] + each * np.arange(count)
+        rows, pairs = starts[:, None] + np.arange(each), 2 * np.arange(t)
+        cells = np.zeros((t * each // 4, 3 + LETTERS_PER_CELL), np.uint8)
         mark(cells, picture, w // 2)
-        filled["frames"] += count * each
-        filled["patches"] += t * each
+        self._add(
+            frames=frames.reshape(-1, 588),
+            frame_starts=np.repeat(starts, each),
+            frame_pictures=np.full(count * each, used["segments"]),
+            frame_grids=np.tile(np.hstack((np.tile((h, w), (each, 1)), index)), (count, 1)),
+            first=rows[pairs].flatten(),
+            second=rows[np.minimum(pairs + 1, count - 1)].flatten(),
+            coordinates=np.tile(index, (t, 1)),
+            vision_cu=used["patches"] + each * np.arange(t),
+            cells=cells,
+        )
+        used.update(frames=count * each, patches=t * each, segments=t)
 
     def _conversation(self, tasks: list[str], item: Tokens, first_row: int) -> None:
-        block, filled = self.block, self.filled
-        rows = slice(filled["tokens"], filled["tokens"] + len(item.ids))
-        block["ids"][rows] = item.ids
-        block["source"][rows] = np.where(item.vision >= 0, item.vision + first_row, -1)
-        block["positions"][:, rows] = item.positions
-        block["text_cu"][filled["sequences"]] = filled["tokens"]
-        where = np.flatnonzero(item.labels >= 0)
-        labels = slice(filled["labels"], filled["labels"] + len(where))
-        block["selected"][labels] = where + filled["tokens"]
-        block["labels"][labels] = item.labels[where]
-        block["turns"][labels] = item.turns[where] + filled["turns"]
-        block["weights"][labels] = [0.3 if tasks[turn] in _CONSTANT else 1.0 for turn in item.turns[where]]
+        used, where = self._used, np.flatnonzero(item.labels >= 0)
+        turns = item.turns[where]
+        self._add(
+            ids=item.ids,
+            source=np.where(item.vision >= 0, item.vision + first_row, -1),
+            positions=item.positions.T,
+            text_cu=np.array([used["tokens"]]),
+            selected=where + used["tokens"],
+            labels=item.labels[where],
+            turns=turns + len(self.tasks),
+            weights=np.array([0.3 if tasks[turn] in _CONSTANT else 1.0 for turn in turns]),
+        )
         self.tasks += tasks
-        filled["turns"] += len(tasks)
-        filled["tokens"] += len(item.ids)
-        filled["labels"] += len(where)
-        filled["sequences"] += 1
-
-
-def _end(starts: np.ndarray, index: int, begin: int, end: int) -> None:
-    """The rest of a block as segments that are not too long."""
-    rest = np.minimum(begin + LONGEST * np.arange(len(starts) - index), end)
-    starts[index:] = rest
+        used.update(tokens=len(item.ids), labels=len(where), sequences=1)
 
 
 def mark(cells: np.ndarray, picture: Picture, columns: int) -> None:
@@ -171,37 +161,37 @@ def mark(cells: np.ndarray, picture: Picture, columns: int) -> None:
             cells[cell, 3 : 3 + min(len(letters), LETTERS_PER_CELL)] = letters[:LETTERS_PER_CELL]
 
 
-def pack(encoder: Encoder, examples: list[Example]) -> list[tuple[dict[str, np.ndarray], list[str]]]:
-    """Blocks that hold all examples, with the tasks of their turns."""
+Held = tuple[Fields, list[str]]
+"""One block, and the tasks of its turns."""
+
+
+def pack(encoder: Encoder, examples: Sequence[Example]) -> list[Held]:
+    """Blocks that hold all examples."""
     packers: list[Packer] = []
     for example in examples:
         if not packers or not packers[-1].add(example):
-            packers.append(Packer(encoder, views(bytearray(BLOCK_BYTES))))
+            packers.append(Packer(encoder))
             if not packers[-1].add(example):
                 raise ValueError("an example is larger than a block")
-    for packer in packers:
-        packer.close()
-    return [(packer.block, packer.tasks) for packer in packers]
+    return [(packer.block(), packer.tasks) for packer in packers]
 
 
-class Drawn(IterableDataset[Tensor]):
-    """Blocks without end, uint8 [BLOCK_BYTES]."""
+class Drawn(IterableDataset[Fields]):
+    """Blocks without end."""
 
     def __init__(self, tokenizer: Path, seed: int) -> None:
         self._tokenizer, self._seed = tokenizer, seed
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[Fields]:
         use_threads(1)
         worker = get_worker_info()
         random, encoder = Random(self._seed * 1000 + (worker.id if worker else 0)), Encoder(self._tokenizer)
         waiting: Example | None = None
         while True:
-            buffer = bytearray(BLOCK_BYTES)
-            packer = Packer(encoder, views(buffer))
+            packer = Packer(encoder)
             while packer.add(waiting := waiting or make_example(random)):
                 waiting = None
-            packer.close()
-            yield torch.frombuffer(buffer, dtype=torch.uint8)
+            yield packer.block()
 
 
 class Feed:
@@ -211,30 +201,29 @@ class Feed:
         loader = DataLoader(drawn, None, num_workers=workers, pin_memory=device.type == "cuda", in_order=False)
         loader.multiprocessing_context = "spawn" if workers else None
         self._drawn, self._random, self.count = Ahead(iter(loader), 8), Random(seed), 0
-        self._pool = torch.zeros(pool, BLOCK_BYTES, dtype=torch.uint8, device=device)
+        self._pool, self._room, self._device = empty(pool, device), pool, device
 
-    def gather(self, rows: Tensor) -> int:
-        """Fills `rows` [number, BLOCK_BYTES], new blocks first; how many are new."""
-        places: list[int] = []
-        while len(places) < len(rows):
+    def gather(self, batch: Fields) -> int:
+        """Fills `batch`, new blocks first; how many are new."""
+        places, number = list[int](), len(batch["ids"])
+        while len(places) < number:
             try:
-                block = self._drawn.take(wait=self.count < len(rows))
+                block = self._drawn.take(wait=self.count < number)
             except queue.Empty:
                 break
-            places.append(self.count % len(self._pool))
-            self._pool[places[-1]].copy_(block, non_blocking=True)
+            places.append(self.count % self._room)
+            for name, value in block.items():
+                self._pool[name][places[-1]].copy_(value, non_blocking=True)
             self.count += 1
-        new, known = len(places), min(self.count, len(self._pool))
-        while len(places) < len(rows):
+        new, known = len(places), min(self.count, self._room)
+        while len(places) < number:
             place = self._random.randrange(known)
             if place not in places:
                 places.append(place)
-        torch.index_select(self._pool, 0, torch.tensor(places, device=rows.device), out=rows)
+        chosen = torch.tensor(places, device=self._device)
+        for name, value in batch.items():
+            torch.index_select(self._pool[name], 0, chosen, out=value)
         return new
-
-
-Held = tuple[dict[str, Tensor], list[str]]
-"""The fields of one block, and the tasks of its turns."""
 
 
 @dataclass(frozen=True)
@@ -249,18 +238,18 @@ class Answer:
 
 
 def on_device(encoder: Encoder, examples: Sequence[Example], device: torch.device) -> list[Held]:
-    held = []
-    for block, tasks in pack(encoder, list(examples)):
-        flat = torch.from_numpy(np.concatenate([array.reshape(-1).view(np.uint8) for array in block.values()]))
-        held.append((fields(flat.to(device)[None]), tasks))
-    return held
+    """Each block as a batch of one."""
+    return [
+        ({name: value[None].to(device) for name, value in block.items()}, tasks)
+        for block, tasks in pack(encoder, examples)
+    ]
 
 
 @torch.no_grad()
-def answers(network: Network, held: Held, dtype: torch.dtype) -> list[Answer]:
+def answers(network: Network, held: Held) -> list[Answer]:
     found, tasks = held
     batch = packed(found)
-    said = network.logits(network.model(batch, network.visual(batch, dtype))).argmax(-1).tolist()
+    said = network.logits(network.model(batch, network.visual(batch))).argmax(-1).tolist()
     spoken: list[tuple[list[int], list[int]]] = [([], []) for _ in tasks]
     rows = zip(found["turns"].flatten().tolist(), said, found["labels"].flatten().tolist(), strict=True)
     for turn, token, label in rows:
@@ -273,16 +262,10 @@ def answers(network: Network, held: Held, dtype: torch.dtype) -> list[Answer]:
     ]
 
 
-def fields(rows: Tensor) -> dict[str, Tensor]:
-    """Blocks uint8 [n, BLOCK_BYTES] -> their fields, each [n, ...]."""
-    kinds: dict[type, torch.dtype] = {np.uint8: torch.uint8, np.int16: torch.int16, np.float16: torch.float16}
-    parts = zip(rows.split(_SIZES, 1), FIELDS.items(), strict=True)
-    return {n: part.contiguous().view(kinds[kind]).view(len(rows), *shape) for part, (n, (shape, kind)) in parts}
-
-
-def packed(found: dict[str, Tensor]) -> Packed:
-    """Blocks as one batch: every index moved on by what the blocks before it hold."""
-    number = len(found["ids"])
+def packed(found: Fields) -> Packed:
+    """Blocks [n, ...] as one batch: every index moved on by what the blocks before it hold."""
+    number, tokens = found["ids"].shape
+    patches, frames = found["first"].shape[1], found["frames"].shape[1]
     step = torch.arange(number, device=found["ids"].device)[:, None]
 
     def starts(name: str, length: int) -> Tensor:
@@ -292,15 +275,15 @@ def packed(found: dict[str, Tensor]) -> Packed:
     source = found["source"].long()
     return Packed(
         frames=found["frames"].flatten(0, 1),
-        first=(found["first"].long() + step * FRAMES).flatten(),
-        second=(found["second"].long() + step * FRAMES).flatten(),
+        first=(found["first"].long() + step * frames).flatten(),
+        second=(found["second"].long() + step * frames).flatten(),
         coordinates=found["coordinates"].flatten(0, 1),
-        vision_cu=starts("vision_cu", PATCHES),
+        vision_cu=starts("vision_cu", patches),
         ids=found["ids"].long().flatten(),
-        source=torch.where(source >= 0, source + step * (PATCHES // 4), source).flatten(),
-        positions=found["positions"].permute(1, 0, 2).flatten(1),
-        text_cu=starts("text_cu", TOKENS),
-        selected=(found["selected"].long() + step * TOKENS).flatten(),
+        source=torch.where(source >= 0, source + step * (patches // 4), source).flatten(),
+        positions=found["positions"].flatten(0, 1).T,
+        text_cu=starts("text_cu", tokens),
+        selected=(found["selected"].long() + step * tokens).flatten(),
         longest=LONGEST,
     )
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from random import Random
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from training.loop import device
+from training.loop import device, save_weights
 from training.vision.blocks import on_device, packed
 from training.vision.checkpoint import load
 from training.vision.conversations import Encoder, make_example
@@ -33,11 +33,10 @@ EXAMPLES = 400
 def hidden_behind(network: Network, encoder: Encoder, token: int) -> Tensor:
     """Last hidden values [n, hidden_size] at every `token` with which an answer of training begins."""
     random, found = Random("calibration"), list[Tensor]()
-    on = next(network.parameters()).device
-    dtype = torch.bfloat16 if on.type == "cuda" else torch.float32
-    for held, _ in on_device(encoder, [make_example(random) for _ in range(EXAMPLES)], on):
+    examples = [make_example(random) for _ in range(EXAMPLES)]
+    for held, _ in on_device(encoder, examples, next(network.parameters()).device):
         batch, labels, turns = packed(held), held["labels"].flatten(), held["turns"].flatten()
-        hidden = network.model(batch, network.visual(batch, dtype)).float()
+        hidden = network.model(batch, network.visual(batch)).float()
         begins = turns != turns.roll(1)
         found.append(hidden[((labels == token) & begins).roll(1)])
     return torch.cat(found)
@@ -51,7 +50,7 @@ def calibrate(weights: Path, out: Path) -> None:
     tensors = load_file(weights)
     embedding = tensors["model.embed_tokens.weight"]
     embedding[second] += (NATS * torch.linalg.solve(ridge, rows.sum(0))).to(embedding.dtype)
-    save_file(tensors, out, metadata={"format": "pt"})
+    save_weights(out, tensors)
 
 
 if __name__ == "__main__":

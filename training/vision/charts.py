@@ -39,12 +39,8 @@ class _Paper:
         self.height = self.bottom - self.top
 
     def _choose_title(self, title: str) -> None:
-        """As far as there is room for it; it is printed last, on figures that have become pixels."""
+        """Where there is room for it; it is printed last, on figures that have become pixels."""
         size = self.random.randint(_LEAST_TITLE, 22)
-        while size > _LEAST_TITLE and self.length(title, size) > self.right - 12:
-            size -= 1
-        if self.length(title, size) > self.right - 12:
-            title = title.split()[0]
         room = self.right - self.length(title, size)
         if room >= 12:
             self.title_at = room / 2 if self.random.random() < 0.8 else min(room, 8.0)
@@ -77,12 +73,9 @@ class _Paper:
 def chart_picture(random: Random, *, held_out: bool, any_words: float = 0.5) -> Picture:
     """Bars with their names and values, with and without axes, or a pie with names and percentages. any_words: the
     share of charts whose names are of no common kind."""
-    for _ in range(20):
+    width = height = 0
+    while min(width, height) <= 200 or not 0.6 < width / height < 1.8:
         width, height = canvas_size(random, least_cells=80)
-        if 0.6 < width / height < 1.8 and min(width, height) > 200:
-            break
-    else:
-        width = height = 280
     paper = _Paper(random, width, height, held_out, any_words)
     if random.random() < _PIES:
         chart = (_pie_with_legend if random.random() < 0.55 else _pie)(paper)

@@ -6,60 +6,55 @@ python -m training.vision.checkpoint build/vision/average.safetensors
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from training.vision.network import Network, Shape
-from training.vision.vocabulary import PUBLISHED, tokenizer
+from training.loop import publish
+from training.vision.network import Network
+from training.vision.vocabulary import CONFIG, PUBLISHED, tokenizer
+
+_TOKENS = {"bos": "endoftext", "eos": "im_end", "vision_start": "vision_start", "vision_end": "vision_end"}
+_TOKENS |= {"vision": "vision_pad", "image": "image_pad", "video": "video_pad"}
 
 
-def publish(directory: Path, shape: Shape, tensors: Mapping[str, Tensor]) -> None:
-    """Writes all files of the checkpoint; tensors in any float type are stored as bf16, auxiliary ones are left out.
+def write(directory: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Writes all files of the checkpoint.
 
     Files that say nothing of the weights are those of the published one. Its rope_theta is small: a head of 32 values
     has few frequencies, and the published million would leave the columns of a picture alike."""
-    directory.mkdir(parents=True, exist_ok=True)
-    config, tokens = json.loads((PUBLISHED / "config.json").read_text(encoding="utf-8")), tokenizer()
+    publish(PUBLISHED, directory, tensors)
+    tokens = tokenizer()
     ids = {token["content"]: token["id"] for token in tokens["added_tokens"]}
     generation = json.loads((PUBLISHED / "generation_config.json").read_text(encoding="utf-8"))
     end = ids["<|endoftext|>"]
     generation |= {"bos_token_id": end, "eos_token_id": [ids["<|im_end|>"], end], "pad_token_id": end}
-    config |= {"bos_token_id": end, "eos_token_id": ids["<|im_end|>"], "vocab_size": shape.vocab_size}
-    config |= {f"vision_{part}_token_id": ids[f"<|vision_{part}|>"] for part in ("start", "end")}
-    config |= {"vision_token_id": ids["<|vision_pad|>"], "image_token_id": ids["<|image_pad|>"]}
-    config |= {"video_token_id": ids["<|video_pad|>"], "num_hidden_layers": shape.layers}
-    config["vision_config"]["depth"] = shape.vision_depth
+    config = config | {f"{name}_token_id": ids[f"<|{token}|>"] for name, token in _TOKENS.items()}
     contents = {"config.json": config, "generation_config.json": generation, "tokenizer.json": tokens}
     for name, content in contents.items():
         (directory / name).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    for name in ("preprocessor_config.json", "tokenizer_config.json"):
-        if directory != PUBLISHED:
-            shutil.copyfile(PUBLISHED / name, directory / name)
-    kept = {
-        name: tensor.detach().to(torch.bfloat16).cpu().contiguous()
-        for name, tensor in sorted(tensors.items())
-        if not name.startswith("auxiliary.")
-    }
-    save_file(kept, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def config_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    return CONFIG | {"vocab_size": len(tensors["model.embed_tokens.weight"])}
 
 
 def make(directory: Path, weights: Path) -> None:
     """weights: a safetensors file in the published names."""
     tensors = load_file(weights)
-    publish(directory, Shape(vocab_size=len(tensors["model.embed_tokens.weight"])), tensors)
+    write(directory, config_of(tensors), tensors)
 
 
 def load(weights: Path, device: torch.device) -> Network:
     """The network with a checkpoint's weights in float32."""
     tensors = load_file(weights)
-    network = Network(Shape(vocab_size=len(tensors["model.embed_tokens.weight"])))
-    missing = network.load_state_dict({n: t.float() for n, t in tensors.items()}, strict=False)
+    network = Network(config_of(tensors))
+    missing = network.load_state_dict(tensors, strict=False)
     if missing.unexpected_keys or any(not name.startswith("auxiliary.") for name in missing.missing_keys):
         raise ValueError(f"{weights}: not the tensors of this network: {missing}")
     return network.to(device)

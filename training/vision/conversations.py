@@ -89,22 +89,23 @@ class Example:
     openings: list[Opening]
 
 
-def make_example(random: Random, *, conversations: int = 2, held_out: bool = False) -> Example:
-    """A picture of a kind drawn by its share, with conversations of 1 to 5 turns, sometimes another one after them."""
+def make_example(random: Random) -> Example:
+    """A picture of a kind drawn by its share, with two conversations of 1 to 5 turns, sometimes another one after
+    them."""
     while True:
         kind = _weighted(random, DATA["shares"])
-        pictures = DRAW[kind](random, held_out)
-        made = [turns(random, kind, pictures, held_out) for _ in range(conversations)]
+        pictures = DRAW[kind](random, False)
+        made = [turns(random, kind, pictures) for _ in range(2)]
         short = bool(pictures) and sum(map(embeddings, pictures)) <= _SHORT
         if kind in _IN_TURN and short and random.random() < 0.06:
             kind = random.choice(_IN_TURN)
-            second = DRAW[kind](random, held_out)
-            after = [turns(random, kind, second, held_out)[:2] for _ in made]
+            second = DRAW[kind](random, False)
+            after = [turns(random, kind, second)[:2] for _ in made]
             if not all(after):
                 continue
             made = [[*a[:2], replace(b[0], shows=1), *b[1:]] for a, b in zip(made, after, strict=True) if a]
             pictures += second
-        if len(made) == conversations and all(made):
+        if len(made) == 2 and all(made):
             return Example(pictures, made, [_opening(random, short) for _ in made])
 
 
@@ -123,7 +124,7 @@ def _opening(random: Random, short: bool) -> Opening:
 
 def _talk(random: Random) -> list[tuple[str, str]]:
     """One or two questions without a picture, with their answers."""
-    said = [(turn.question, turn.answer) for turn in turns(random, "none", [], held_out=False)]
+    said = [(turn.question, turn.answer) for turn in turns(random, "none", [])]
     said = said if random.random() < 0.7 else random.sample(DATA["talk"], random.choice((1, 2)))
     return [message for asked, answer in said for message in (("user", asked), ("assistant", answer))]
 
@@ -163,7 +164,7 @@ def _weighted(random: Random, weights: Mapping[str, float]) -> str:
     return random.choices(tuple(weights), tuple(weights.values()))[0]
 
 
-def turns(random: Random, kind: str, pictures: Sequence[Picture], held_out: bool) -> list[Turn]:
+def turns(random: Random, kind: str, pictures: Sequence[Picture]) -> list[Turn]:
     wanted = random.randint(1, DATA["most turns"][kind])
     found: list[Turn] = []
     for _ in range(3 * wanted):
@@ -171,11 +172,11 @@ def turns(random: Random, kind: str, pictures: Sequence[Picture], held_out: bool
             break
         turn, leans = None, False
         if found and random.random() < 0.35:
-            turn = follow_up(Ask(random, pictures, held_out, json=False), found[-1])
+            turn = follow_up(Ask(random, pictures, held_out=False, json=False), found[-1])
             leans = turn is not None
         if turn is None:
             maker = MAKERS[_weighted(random, DATA["asked about"][kind])]
-            turn = maker(Ask(random, pictures, held_out, json=random.random() < _JSON_SHARE))
+            turn = maker(Ask(random, pictures, held_out=False, json=random.random() < _JSON_SHARE))
         unclear = found and not leans and found[-1].task not in _OF_ALL
         if turn and (turn.question.lower().rstrip("?.! ") in _KEPT or (unclear and _THEY.search(turn.question))):
             continue
@@ -188,7 +189,7 @@ def turns(random: Random, kind: str, pictures: Sequence[Picture], held_out: bool
 class Tokens:
     """A conversation in ids. ids int32 [n]; vision int32 [n]: which row of the pictures' embeddings, or -1; labels
     int32 [n]: the id to be said after each position, or -1, also where a key is forced; turns int32 [n]: index of the
-    turn that a label is of; positions int32 [3, n]."""
+    turn that a label is of, or -1; positions int32 [3, n]."""
 
     ids: np.ndarray
     vision: np.ndarray
@@ -236,43 +237,36 @@ class Encoder:
     def tokens(self, pictures: Sequence[Picture], turns: Sequence[Turn], opening: Opening = ASKED) -> Tokens:
         """The pictures that no later turn shows are those of the opening."""
         ids: list[int] = []
+        turn_of: list[int] = []
         runs: list[tuple[int, tuple[int, int, int]]] = []
-        vision: list[tuple[int, int]] = []
-        labels: list[tuple[int, int, int]] = []
-        forced: list[int] = []
-        rows, left = 0, list(pictures)
+        left = list(pictures)
+
+        def put(*tokens: int, turn: int = -1) -> None:
+            ids.extend(tokens)
+            turn_of.extend([turn] * len(tokens))
+
         for index, turn in enumerate(turns):
             for role, text in opening if index == 0 else (("user", PICTURES * (turn.shows > 0) + QUESTION),):
-                ids += [self.start, *self.encode(role + "\n")]
-                shown = turn.shows if index else len(pictures) - sum(later.shows for later in turns[1:])
-                for _ in range(shown if text.startswith(PICTURES) else 0):
+                put(self.start, *self.encode(role + "\n"))
+                count = turn.shows if index else len(pictures) - sum(later.shows for later in turns[1:])
+                for _ in range(count if text.startswith(PICTURES) else 0):
                     picture = left.pop(0)
-                    ids.append(self.vision_start)
-                    runs.append((len(ids), grid_of(picture)))
-                    vision.append((len(ids), rows))
-                    ids += [self.video if picture.motion else self.image] * embeddings(picture)
-                    ids.append(self.vision_end)
-                    rows += embeddings(picture)
+                    runs.append((len(ids) + 1, grid_of(picture)))
+                    pads = [self.video if picture.motion else self.image] * embeddings(picture)
+                    put(self.vision_start, *pads, self.vision_end)
                 text = text.removeprefix(PICTURES).replace(QUESTION, turn.question)
-                ids += [*self.encode(text), self.end, *self.encode("\n")]
-            ids += [self.start, *self.encode("assistant\n")]
-            first = len(ids)
-            ids += [*self.encode(turn.answer), self.end]
-            labels.append((first, len(ids), index))
-            forced += [first + nth for nth in self._forced(turn)]
-            ids += self.encode("\n")
-        number = len(ids)
-        rows_of, said, turn_of = (np.full(number, -1, np.int32) for _ in range(3))
-        for (start, row), (_, grid) in zip(vision, runs, strict=True):
-            length = grid[0] * grid[1] * grid[2] // 4
-            rows_of[start : start + length] = np.arange(row, row + length)
-        whole = np.array(ids, np.int32)
-        for first, last, index in labels:
-            said[first - 1 : last - 1] = whole[first:last]
-            turn_of[first - 1 : last - 1] = index
-        said[[position - 1 for position in forced]] = -1
-        positions, _ = mrope_positions(number, runs, merge_size=2)
-        return Tokens(whole, rows_of, said, turn_of, positions)
+                put(*self.encode(text), self.end, *self.encode("\n"))
+            put(self.start, *self.encode("assistant\n"))
+            forced = self._forced(turn)
+            for nth, token in enumerate((*self.encode(turn.answer), self.end)):
+                put(token, turn=-1 if nth in forced else index)
+            put(*self.encode("\n"))
+        whole, said = np.array(ids, np.int32), np.array(turn_of, np.int32)
+        shown = np.isin(whole, (self.image, self.video))
+        rows = np.where(shown, shown.cumsum() - 1, -1).astype(np.int32)
+        labels = np.append(np.where(said < 0, -1, whole)[1:], np.int32(-1))
+        positions, _ = mrope_positions(len(ids), runs, merge_size=2)
+        return Tokens(whole, rows, labels, np.append(said[1:], np.int32(-1)), positions)
 
 
 def grid_of(picture: Picture) -> tuple[int, int, int]:

@@ -169,13 +169,11 @@ def measure(options: argparse.Namespace) -> bool:
     """Whether all promised gates hold."""
     on, weights = device(), options.weights or options.directory / "model.safetensors"
     network, encoder = load(weights, on), Encoder(options.directory)
-    # Attention kernels take no float32 on a GPU.
-    dtype = torch.bfloat16 if on.type == "cuda" else torch.float32
     began, found = time.monotonic(), list[Answer]()
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         for made in pool.imap(partial(examples, number=options.number), options.only or NAMES):
             for held in on_device(encoder, made, on):
-                found += answers(network, held, dtype)
+                found += answers(network, held)
     scores = score(found, encoder)
     failed = scores.failures()
     report = {

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
-from training.transformer import Block, Parts, RMSNorm, Rotary, linear, rotate
+from training.transformer import Block, Parts, RMSNorm, Rotary, layer_norm, linear, rotary_of, rotate
 from training.vision.pictures import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -26,23 +26,6 @@ UNKNOWN = 255
 """A target of a cell of which nothing is known."""
 SHAPE_CLASSES, COLOR_CLASSES, SIZE_CLASSES = 1 + len(SHAPE_NAMES), 1 + len(COLOR_NAMES), 1 + len(SIZE_NAMES)
 _SPREAD = 1024
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of the network; head_dim 32 in both parts."""
-
-    vocab_size: int
-    hidden_size: int = 192
-    intermediate_size: int = 512
-    layers: int = 6
-    heads: int = 6
-    kv_heads: int = 2
-    rope_theta: float = 100.0
-    mrope_section: tuple[int, int, int] = (4, 6, 6)
-    vision_hidden_size: int = 160
-    vision_depth: int = 5
-    vision_heads: int = 5
 
 
 @dataclass(frozen=True)
@@ -76,10 +59,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int, causal: bo
             one, two, three = (rows[start:stop].transpose(0, 1)[None] for rows in (q, k, v))
             parts.append(F.scaled_dot_product_attention(one, two, three, is_causal=causal)[0].transpose(0, 1))
     return torch.cat(parts), None
-
-
-def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-    return F.layer_norm(x.float(), norm.normalized_shape, norm.weight, norm.bias, norm.eps).to(x.dtype)
 
 
 class _Rows(torch.autograd.Function):
@@ -133,52 +112,48 @@ class Merger(nn.Module):
 
 
 class Visual(nn.Module):
-    frequencies: Tensor
     mean: Tensor
     std: Tensor
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.patch_embed = Parts(
-            proj=nn.Conv3d(3, shape.vision_hidden_size, (2, 14, 14), stride=(2, 14, 14), bias=False)
-        )
-        self.blocks = nn.ModuleList(
-            VisionBlock(shape.vision_hidden_size, shape.vision_heads) for _ in range(shape.vision_depth)
-        )
-        self.merger = Merger(shape.vision_hidden_size, shape.hidden_size)
-        quarter = shape.vision_hidden_size // shape.vision_heads // 4
-        self.register_buffer("frequencies", 10_000.0 ** -(torch.arange(quarter) / quarter), persistent=False)
+        vision = config["vision_config"]
+        width, heads, size = vision["embed_dim"], vision["num_heads"], (2, 14, 14)
+        self.patch_embed = Parts(proj=nn.Conv3d(3, width, size, stride=size, bias=False))
+        self.blocks = nn.ModuleList(VisionBlock(width, heads) for _ in range(vision["depth"]))
+        self.merger = Merger(width, config["hidden_size"])
+        self.quarter = width // heads // 4
         self.register_buffer("mean", torch.tensor(MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(STD).view(3, 1, 1), persistent=False)
 
-    def embed(self, frames: Tensor, first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
+    def embed(self, frames: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        # Attention kernels take no float32 on a GPU.
+        dtype = torch.bfloat16 if frames.is_cuda else torch.float32
         pixels = torch.stack((frames[first].view(-1, 3, 196), frames[second].view(-1, 3, 196)), dim=2)
         normed = ((pixels.float() / 255 - self.mean) / self.std).to(dtype)
         return F.linear(normed.flatten(1), self.patch_embed.proj.weight.to(dtype).flatten(1))
 
-    def forward(self, batch: Packed, dtype: torch.dtype) -> Tensor:
-        x = self.embed(batch.frames, batch.first, batch.second, dtype)
-        angles = (batch.coordinates.float()[:, :, None] * self.frequencies).flatten(1)
-        rotary = angles.cos()[:, None], angles.sin()[:, None]
+    def forward(self, batch: Packed) -> Tensor:
+        x = self.embed(batch.frames, batch.first, batch.second)
+        cos, sin = rotary_of(batch.coordinates[..., None], self.quarter, 10_000.0)
+        rotary = cos.flatten(1)[:, None], sin.flatten(1)[:, None]
         for block in self.blocks:
             x = block(x, rotary, batch.vision_cu, batch.longest)
         return self.merger(x)
 
 
 class Language(nn.Module):
-    frequencies: Tensor
     axes: Tensor
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        sizes = (shape.hidden_size, shape.intermediate_size, shape.heads, shape.kv_heads)
-        head_dim = shape.hidden_size // shape.heads
-        self.layers = nn.ModuleList(Block(*sizes, head_dim, bias=True) for _ in range(shape.layers))
-        self.norm = RMSNorm(shape.hidden_size)
-        half = shape.hidden_size // shape.heads // 2
-        self.register_buffer("frequencies", shape.rope_theta ** -(torch.arange(half) / half), persistent=False)
-        axes = torch.repeat_interleave(torch.arange(3), torch.tensor(shape.mrope_section))
+        width, heads = config["hidden_size"], config["num_attention_heads"]
+        sizes = (width, config["intermediate_size"], heads, config["num_key_value_heads"], width // heads)
+        self.embed_tokens = nn.Embedding(config["vocab_size"], width)
+        self.layers = nn.ModuleList(Block(*sizes, bias=True) for _ in range(config["num_hidden_layers"]))
+        self.norm = RMSNorm(width)
+        self.theta, section = config["rope_theta"], torch.tensor(config["rope_scaling"]["mrope_section"])
+        axes = torch.repeat_interleave(torch.arange(3), section)
         self.register_buffer("axes", axes, persistent=False)
 
     def forward(self, batch: Packed, vision: Tensor) -> Tensor:
@@ -187,8 +162,7 @@ class Language(nn.Module):
         spread = len(vision) + torch.arange(len(batch.source), device=vision.device) % _SPREAD
         seen = rows_of(F.pad(vision, (0, 0, 0, _SPREAD)), torch.where(batch.source >= 0, batch.source, spread))
         x = seen + self.words(torch.where(batch.source >= 0, -1, batch.ids), vision.dtype)
-        angles = batch.positions[self.axes].T.float() * self.frequencies
-        rotary = angles.cos()[:, None], angles.sin()[:, None]
+        rotary = rotary_of(batch.positions[self.axes].T, len(self.axes), self.theta)
         for layer in self.layers:
             x, _ = layer(x, rotary, attend, batch.text_cu, batch.longest, True)
         return self.norm(rows_of(x, batch.selected))
@@ -228,23 +202,23 @@ class Auxiliary(nn.Module):
 
 
 class Network(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
+        """config: config.json."""
         super().__init__()
-        self.visual = Visual(shape)
-        self.model = Language(shape)
-        self.auxiliary = Auxiliary(shape.hidden_size)
-        self._initialise(shape)
+        self.visual, self.model = Visual(config), Language(config)
+        self.auxiliary = Auxiliary(config["hidden_size"])
+        self._initialise(config["num_hidden_layers"])
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.model.embed_tokens.weight.to(hidden.dtype)).float()
 
-    def _initialise(self, shape: Shape) -> None:
+    def _initialise(self, layers: int) -> None:
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
                 continue
             deviation = 0.02 if "embed_tokens" in name else parameter[0].numel() ** -0.5
             if name.endswith(("o_proj.weight", "down_proj.weight", "fc2.weight", "attn.proj.weight")):
-                deviation /= (2 * shape.layers) ** 0.5
+                deviation /= (2 * layers) ** 0.5
             nn.init.trunc_normal_(parameter, std=deviation, a=-3 * deviation, b=3 * deviation)
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):

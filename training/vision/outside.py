@@ -23,14 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
+from torch.nn import functional as F
 
-from models.qwen_vl.positions import mrope_positions
 from training.loop import device, hashes
-from training.vision.blocks import LONGEST
+from training.vision.blocks import LONGEST, Packer, packed
 from training.vision.checkpoint import load
-from training.vision.conversations import Encoder, grid_of, patches_of
-from training.vision.network import Network, Packed
+from training.vision.conversations import ASKED, Encoder, Example
+from training.vision.network import Network
 from training.vision.pictures import MAX_PIXELS, MIN_PIXELS, Canvas, Picture, finished
 from training.vision.questions import MANY, ONLY, Turn
 from training.vision.scenes import VIDEO_MIN_PIXELS
@@ -146,50 +145,31 @@ def picture(images: Sequence[Image.Image]) -> Picture:
     return found
 
 
-def seen(network: Network, shown: Picture) -> tuple[Tensor, Packed]:
-    """The embeddings of a picture or clip, and a batch of it without any text."""
-    on = next(network.parameters()).device
-    (t, h, w), patches = grid_of(shown), torch.from_numpy(patches_of(shown))
-    each, starts = h * w, 2 * torch.arange(t)[:, None]
-    blocks = torch.arange(each).view(h, w).view(h // 2, 2, w // 2, 2).transpose(1, 2).flatten()
-    none = torch.zeros(0, dtype=torch.int64)
-    batch = Packed(
-        frames=patches.flatten(0, 1).to(on),
-        first=(starts * each + torch.arange(each)).flatten().to(on),
-        second=((starts + 1).clamp(max=len(patches) - 1) * each + torch.arange(each)).flatten().to(on),
-        coordinates=torch.stack((blocks // w, blocks % w), dim=1).repeat(t, 1).to(on),
-        vision_cu=torch.arange(0, t * each + 1, each, dtype=torch.int32, device=on),
-        **dict.fromkeys(("ids", "source", "positions", "text_cu", "selected"), none),
-        longest=LONGEST,
-    )
-    return network.visual(batch, torch.bfloat16 if on.type == "cuda" else torch.float32), batch
-
-
-def said(
-    network: Network, encoder: Encoder, shown: Picture, sight: tuple[Tensor, Packed], question: str, most: int = 64
-) -> str:
-    """What greedy decoding answers, at most `most` tokens of it. sight: of `seen`."""
-    vision, batch = sight
-    tokens = encoder.tokens([shown], [Turn("", question, "")])
-    ids, source = tokens.ids[:-2].tolist(), tokens.vision[:-2].tolist()
-    runs, answer = [(source.index(0), grid_of(shown))], list[int]()
+def said(network: Network, encoder: Encoder, shown: Picture, question: str, most: int = 64) -> str:
+    """What greedy decoding answers, at most `most` tokens of it."""
+    on, packer = next(network.parameters()).device, Packer(encoder)
+    packer.put(Example([shown], [[Turn("", question, "")]], [ASKED]))
+    batch = packed({name: value[None].to(on) for name, value in packer.joined().items()})
+    vision = network.visual(batch)
+    # The empty answer's end and the newline behind it go.
+    ids, source, positions = batch.ids[:-2], batch.source[:-2], batch.positions[:, :-2]
+    answer: list[int] = []
     while len(answer) < most:
-        n = len(ids)
-        step = {
-            "ids": torch.tensor(ids),
-            "source": torch.tensor(source),
-            "positions": torch.from_numpy(mrope_positions(n, runs, merge_size=2)[0]),
-            "text_cu": torch.tensor([0, n], dtype=torch.int32),
-            "selected": torch.tensor([n - 1]),
-        }
-        moved = {name: value.to(vision.device) for name, value in step.items()}
-        now = replace(batch, **moved, longest=max(LONGEST, n))
-        token = int(network.logits(network.model(now, vision)).argmax())
+        now = replace(
+            batch,
+            ids=ids,
+            source=source,
+            positions=positions,
+            text_cu=torch.tensor([0, len(ids)], dtype=torch.int32, device=on),
+            selected=torch.tensor([len(ids) - 1], device=on),
+            longest=max(LONGEST, len(ids)),
+        )
+        token = network.logits(network.model(now, vision)).argmax()
         if token == encoder.end:
             break
-        answer.append(token)
-        ids.append(token)
-        source.append(-1)
+        answer.append(int(token))
+        ids, source = torch.cat((ids, token[None])), F.pad(source, (0, 1), value=-1)
+        positions = torch.cat((positions, positions[:, -1:] + 1), dim=1)
     return encoder.decode(answer)
 
 
@@ -213,16 +193,15 @@ def measure(network: Network, encoder: Encoder) -> dict[str, Any]:
     wrong: list[str] = []
     for name, scene in DATA["known"].items():
         shown = picture([drawn(scene)])
-        sight = seen(network, shown)
         for question, expected in scene["asks"]:
-            answer = said(network, encoder, shown, sight, question)
+            answer = said(network, encoder, shown, question)
             found["right"].append(is_right(answer, expected))
             found["refused"].append(answer.startswith(ONLY[:11]))
             if not found["right"][-1]:
                 wrong.append(f"{name} | {question} | {answer}")
     for nth, (kind, images) in enumerate(others()):
         shown, question = picture(images), DATA["asked"][nth % (4 if len(images) == 1 else 5)]
-        answer = said(network, encoder, shown, seen(network, shown), question, 24)
+        answer = said(network, encoder, shown, question, 24)
         honest = ONLY.startswith(answer) or answer == MANY
         for name in (kind, "clip" if kind == "clip" else "picture"):
             found[f"honest of a {name}"].append(honest)

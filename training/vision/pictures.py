@@ -20,6 +20,11 @@ from training.vision.fonts import font
 RGB = tuple[int, int, int]
 
 
+def hsv(hue: float, saturation: float, value: float) -> RGB:
+    red, green, blue = colorsys.hsv_to_rgb(hue, saturation, value)
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
 @dataclass(frozen=True)
 class ColorRange:
     """Hue in degrees (may pass 360), saturation and value from 0 to 1: first and last. usual: shades that programs
@@ -35,8 +40,7 @@ class ColorRange:
             usual = random.choice(self.usual)
             return usual[0], usual[1], usual[2]
         hue, saturation, value = (random.uniform(*span) for span in (self.hue, self.saturation, self.value))
-        red, green, blue = colorsys.hsv_to_rgb(hue % 360 / 360, saturation, value)
-        return round(red * 255), round(green * 255), round(blue * 255)
+        return hsv(hue % 360 / 360, saturation, value)
 
 
 _DATA = json.loads(Path(__file__).with_name("palette.json").read_text(encoding="utf-8"))
@@ -85,18 +89,15 @@ def named_ground(random: Random) -> tuple[RGB, str | None]:
 
 def ground_color(random: Random) -> RGB:
     """Mostly light, sometimes dark or pastel."""
-    kind = random.random()
-    hue = random.random()
+    kind, hue = random.random(), random.random()
     if kind < 0.3:
         level = random.randint(238, 255)
         return level, level, level
     if kind < 0.65:
-        red, green, blue = colorsys.hsv_to_rgb(hue, random.uniform(0.0, 0.15), random.uniform(0.82, 1.0))
-    elif kind < 0.85:
-        red, green, blue = colorsys.hsv_to_rgb(hue, random.uniform(0.0, 0.4), random.uniform(0.05, 0.25))
-    else:
-        red, green, blue = colorsys.hsv_to_rgb(hue, random.uniform(0.1, 0.3), random.uniform(0.7, 0.95))
-    return round(red * 255), round(green * 255), round(blue * 255)
+        return hsv(hue, random.uniform(0.0, 0.15), random.uniform(0.82, 1.0))
+    if kind < 0.85:
+        return hsv(hue, random.uniform(0.0, 0.4), random.uniform(0.05, 0.25))
+    return hsv(hue, random.uniform(0.1, 0.3), random.uniform(0.7, 0.95))
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def look_of(random: Random, shape: str, ground: RGB) -> Look:
 
 
 def outline(shape: str, x: float, y: float, radius: float, look: Look) -> list[tuple[float, float]]:
-    """Corners of a shape of half extent `radius` about (x, y); of an oval many points."""
+    """Corners of a shape of half extent `radius` about (x, y), not of round ones; of an oval many points."""
     scale = 1.0
     if shape in ("square", "rectangle"):
         scale, high = (0.92, 1.0) if shape == "square" else (1.0, look.aspect)
@@ -147,11 +148,9 @@ def outline(shape: str, x: float, y: float, radius: float, look: Look) -> list[t
         w = 0.34
         points = [(-w, -1.0), (w, -1.0), (w, -w), (1.0, -w), (1.0, w), (w, w)]
         points += [(w, 1.0), (-w, 1.0), (-w, w), (-1.0, w), (-1.0, -w), (-w, -w)]
-    elif shape == "oval":
+    else:
         turns = [2 * math.pi * i / 72 for i in range(72)]
         points = [(math.cos(turn), look.aspect * math.sin(turn)) for turn in turns]
-    else:
-        raise ValueError(f"{shape} has no corners")
     cos, sin = math.cos(look.angle) * radius * scale, math.sin(look.angle) * radius * scale
     return [(x + px * cos - py * sin, y + px * sin + py * cos) for px, py in points]
 
@@ -262,8 +261,11 @@ class Canvas:
         self.image = Image.new("RGB", (width * self.scale, height * self.scale), self.ground)
         if random.random() < 0.12 and ground_name in (None, "white"):
             self._shade()
-        self._draw = ImageDraw.Draw(self.image)
-        self._fine = True
+        self.begin(self.image)
+
+    def begin(self, image: Image.Image) -> None:
+        """Draws on `image`, which has nothing on it."""
+        self.image, self._draw, self._fine = image, ImageDraw.Draw(image), True
         self.figures: list[Figure] = []
         self.lines: list[Line] = []
         self.letters: list[tuple[str, float, float]] = []

@@ -528,17 +528,14 @@ def exists(ask: Ask) -> Turn | None:
     if right:
         name = random.choice(sorted(names))
     else:
-        for _ in range(20):
+        name = ""
+        while not name or name in names:
             name = f"{random.choice(COLOR_NAMES)} {random.choice(SHAPE_NAMES)}"
             if figures and random.random() < 0.6:
                 one, other = random.choice(figures), random.choice(figures)
                 name = random.choice((f"{one.color} {other.shape}", f"{one.color} {random.choice(SHAPE_NAMES)}", name))
             elif random.random() < 0.5:
                 name = name.split()[1]
-            if name not in names:
-                break
-        else:
-            return None
     said = f"{yes(right)}, there is {article(name) if right else f'no {name}'}."
     return ask.turn("exists", said, {"answer": yes(right).lower()}, article=article(name), things=plural(name))
 
@@ -554,18 +551,20 @@ def more_yn(ask: Ask) -> Turn | None:
     turn = ask.turn("more_yn", "", things=plural(one), others=plural(other))
     right = numbers[0] < numbers[1] if "fewer" in turn.question else numbers[0] > numbers[1]
     first, second = (counted(n, name, plural(name)) for n, name in zip(numbers, (one, other), strict=True))
-    return replace(turn, answer=f"{'Yes' if right else 'No'}, I see {first} and {second}.")
+    return replace(turn, answer=f"{yes(right)}, I see {first} and {second}.")
 
 
 _UNCLEAR = 0.07
 """Of the picture's side: so near to the line between two halves nobody should be asked for one of them."""
-_HALVES: dict[str, Callable[[Figure, Picture], float]] = {
-    "at the left": lambda figure, picture: 0.5 - figure.x / picture.width,
-    "at the right": lambda figure, picture: figure.x / picture.width - 0.5,
-    "at the top": lambda figure, picture: 0.5 - figure.y / picture.height,
-    "at the bottom": lambda figure, picture: figure.y / picture.height - 0.5,
-}
-"""By name of a half how far a shape is inside it."""
+_HALVES = ("at the left", "at the right", "at the top", "at the bottom")
+
+
+def _inside(half: str, figure: Figure, picture: Picture) -> float:
+    """How far a shape is inside a half."""
+    right, down = figure.x / picture.width - 0.5, figure.y / picture.height - 0.5
+    return dict(zip(_HALVES, (-right, right, -down, down), strict=True))[half]
+
+
 _PARTS: dict[str, str] = wordings.NATURAL["parts"]
 """The corners, and last the center."""
 SPOTS = tuple("|".join((*wordings.NATURAL["halves"].values(), *_PARTS.values())).split("|"))
@@ -581,16 +580,15 @@ def _in_part(ask: Ask) -> tuple[str, str, list[Figure]] | None:
     spots = {figure: place(figure, picture) for figure in picture.figures}
     kind = random.random()
     if kind < 0.6:
-        spot = random.choice(tuple(_HALVES))
-        inside = _HALVES[spot]
-        if any(abs(inside(figure, picture)) < _UNCLEAR for figure in spots):
+        spot = random.choice(_HALVES)
+        if any(abs(_inside(spot, figure, picture)) < _UNCLEAR for figure in spots):
             return None
-        there = [figure for figure in spots if inside(figure, picture) > 0]
+        there = [figure for figure in spots if _inside(spot, figure, picture) > 0]
     elif kind < 0.9:
         spot = random.choice(tuple(_PARTS)[:4])
         there = [figure for figure, found in spots.items() if found == spot]
-        halves = [_HALVES[f"at the {word}"] for word in spot.split()[2:]]
-        if any(min(half(figure, picture) for half in halves) > 0 for figure in spots if figure not in there):
+        halves = [f"at the {word}" for word in spot.split()[2:]]
+        if any(min(_inside(half, f, picture) for half in halves) > 0 for f in spots if f not in there):
             return None
     else:
         spot = "in the center"
@@ -616,9 +614,9 @@ def in_order(ask: Ask) -> Iterator[Option]:
     """The shapes along an axis, or the one at an end of it."""
     picture, random = ask.picture, ask.random
     for axis, spot in (("x", "left"), ("-x", "right"), ("y", "top"), ("-y", "bottom")):
-        inside = _HALVES[f"at the {spot}"]
-        ordered = sorted(picture.figures, key=lambda figure: -inside(figure, picture))
-        gaps = [inside(a, picture) - inside(b, picture) for a, b in pairwise(ordered)]
+        inside = {figure: _inside(f"at the {spot}", figure, picture) for figure in picture.figures}
+        ordered = sorted(picture.figures, key=lambda figure: -inside[figure])
+        gaps = [inside[a] - inside[b] for a, b in pairwise(ordered)]
         if not 2 <= len(ordered) <= MOST_SHAPES or gaps[0] < 0.06:
             continue
         if min(gaps) > 0.05:
@@ -627,9 +625,7 @@ def in_order(ask: Ask) -> Iterator[Option]:
         yield option("color_first_at", _COLORED.format(figure), figure, most=most)
         said = f"I see {article(figure.name)} at the {spot}."
         yield option("first_at", said, figure, most=most)
-        if inside(figure, picture) > _UNCLEAR and all(
-            f.shape != figure.shape or inside(f, picture) < -_UNCLEAR for f in ordered[1:]
-        ):
+        if inside[figure] > _UNCLEAR and all(f.shape != figure.shape or inside[f] < -_UNCLEAR for f in ordered[1:]):
             asked = wordings.word(random, "halves", f"at the {spot}")
             yield option("shape_at", said, figure, shape=figure.shape, spot=asked)
 
@@ -665,8 +661,6 @@ def describe(ask: Ask) -> Turn | None:
 
 def read(ask: Ask) -> Turn | None:
     lines = [line.text for line in ask.picture.lines]
-    if ask.picture.chart or ask.picture.strange:
-        return None
     if not lines and ask.random.random() < 0.7:
         return None
     answer = f"It says {joined([quoted(line) for line in lines])}." if lines else "I see no text."
@@ -683,8 +677,6 @@ def read(ask: Ask) -> Turn | None:
 def of_text(ask: Ask) -> Iterator[Option]:
     """Of print: whether it has a colour or says something, how many letters it has, whether it has a certain one."""
     lines, random = ask.picture.lines, ask.random
-    if not lines or ask.picture.figures:
-        return
     text, ink = lines[0].text, lines[0].ink
     asked, kind = ask.asked(ink, INKS), "letter" if text.isalpha() else "digit"
     for nth, line in enumerate(lines if len(lines) > 1 else ()):
@@ -765,12 +757,14 @@ def _motion(picture: Picture, *, first: bool) -> str:
     """A sentence, of what is seen for the first time or is known from the question."""
     figure, motion = picture.figures[0], picture.motion or ("stands",)
     name = figure.shape if motion[0] == "changes" or not first else figure.name
-    subject = article(name).capitalize() if first else f"The {name}"
-    if motion[0] == "moves":
-        return f"{subject} moves {_toward(motion[1])}."
-    if motion[0] == "stands":
-        return f"{subject} does not move."
-    return f"{subject} changes from {motion[1]} to {motion[2]}."
+    return f"{article(name).capitalize() if first else f'The {name}'} {_does(motion)}."
+
+
+def _does(motion: Sequence[str]) -> str:
+    kind, *how = motion
+    if kind == "changes":
+        return f"changes from {how[0]} to {how[1]}"
+    return f"moves {_toward(how[0])}" if kind == "moves" else "does not move"
 
 
 def _toward(direction: str) -> str:
@@ -787,10 +781,10 @@ def of_clip(ask: Ask) -> Iterator[Option]:
         said = _motion(picture, first=False)
         yield option("direction", said, None, {"direction": motion[1] if moves else "none"}, shape=name)
     asked = ask.asked(motion[1] if moves else "left", ("left", "right", "up", "down"))
-    said = f"moves {_toward(motion[1])}" if moves else "does not move"
+    said = _does(motion) if moves else "does not move"
     said = f"{yes(moves and asked == motion[1])}, the {name} {said}."
     yield option("toward_yn", said, shape=name, side=_toward(asked))
-    said = f"changes from {motion[1]} to {motion[2]}" if changes else f"stays {last.color}"
+    said = _does(motion) if changes else f"stays {last.color}"
     yield option("change_yn", f"{yes(changes)}, the {name} {said}.", shape=name)
     ends = {"start": picture.figures[0], "end": last}
     spots = [3 * v for f in ends.values() for v in (f.x / picture.width, f.y / picture.height)]
@@ -806,17 +800,14 @@ def moves_yn(ask: Ask) -> Turn | None:
     motion = ask.picture.motion
     if motion is None or motion[0] == "changes" or (motion[0] == "moves" and ask.random.random() < 0.6):
         return None
-    figure, moves = ask.picture.figures[0], motion[0] == "moves"
-    turn = ask.turn("moves_yn", "", shape=figure.shape)
-    right = moves != ("stand still" in turn.question)
-    sentence = f"moves {_toward(motion[1])}" if moves else "does not move"
-    return replace(turn, answer=f"{'Yes' if right else 'No'}, the {figure.shape} {sentence}.")
+    shape = ask.picture.figures[0].shape
+    turn = ask.turn("moves_yn", "", shape=shape)
+    right = (motion[0] == "moves") != ("stand still" in turn.question)
+    return replace(turn, answer=f"{yes(right)}, the {shape} {_does(motion)}.")
 
 
 def both(ask: Ask) -> Iterator[Option]:
     """Which of two pictures has more, which has a shape, and what differs."""
-    if len(ask.pictures) != 2:
-        return
     shown, same = [*map(_shown, ask.pictures)], ask.pictures[0] is ask.pictures[1]
     first, second = (len(picture.figures) for picture in ask.pictures)
     one, other = (counted(number, "shape", "shapes") for number in (first, second))
@@ -897,8 +888,6 @@ def no_picture(ask: Ask) -> Turn | None:
 
 def not_known(ask: Ask) -> Turn | None:
     """A question of seeing about a picture of what this world does not hold."""
-    if not ask.picture.strange:
-        return None
     tasks: tuple[str, ...] = (*_SEEING, "count", "count", "exists", *_CHARTS)
     if ask.picture.motion and ask.random.random() < 0.4:
         tasks = _MOVING
@@ -1039,6 +1028,4 @@ MAKERS: dict[str, Maker] = {
     **{find.__name__: _of(find) for find in _ANY},
     **{task: _of(find, task) for find, tasks in _TASKS.items() for task in tasks.split()},
     "chart_most": lambda ask: _of(_chart, "chart_most", *(("chart_top", "chart_bottom") if not ask.json else ()))(ask),
-    "shapes": _of(_told, "list"),
-    "lines_of_text": _of(_told, "lines"),
 }

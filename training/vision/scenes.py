@@ -6,8 +6,6 @@ import math
 from dataclasses import replace
 from random import Random
 
-from PIL import ImageDraw
-
 from training.vision import pictures
 from training.vision.fonts import SEEN_FONTS, font
 from training.vision.pictures import (
@@ -156,11 +154,6 @@ def text_picture(random: Random, *, held_out: bool, style: str | None = None, fa
         text = short_text(random)[:1] if huge and not style else line_text(random, held_out, style)
         least = 16 if style else 13
         size = _fitting(random, face, text, width - 8, 0.87 * room if huge else room - 4, least, len(text) == 1)
-        if size is None:
-            text = text.split()[0][:8]
-            size = _fitting(random, face, text, width - 8, room - 4, least, False)
-        if size is None:
-            break
         left, up, right, bottom = font(face, size).getbbox(text)
         x = random.uniform(4, max(4.0, width - 4 - (right - left))) - left
         y = top + random.uniform(2, max(2.0, room - 2 - (bottom - up))) - up
@@ -190,14 +183,12 @@ def line_text(random: Random, held_out: bool, style: str | None) -> str:
     return " ".join(style_of(random.choice(words)) for _ in range(2))
 
 
-def _fitting(random: Random, face: str, text: str, width: float, height: float, least: int, big: bool) -> int | None:
-    """A size in pixels at which the text has room, or None. big: it may fill the room."""
+def _fitting(random: Random, face: str, text: str, width: float, height: float, least: int, big: bool) -> int:
+    """A size in pixels at which the text has room. big: it may fill the room."""
     probe = font(face, 32)
     left, top, right, bottom = probe.getbbox(text)
     most = min(32 * width / max(1, right - left), 32 * height / max(1, bottom - top), 900 if big else 110)
     least = max(least, int(0.3 * most)) if big else least
-    if most < least:
-        return None
     return math.floor(math.exp(random.uniform(math.log(least), math.log(most))))
 
 
@@ -267,7 +258,7 @@ def video_clip(random: Random) -> Picture:
         height = max(8, -(-128 * CELL // width)) * CELL
     else:
         width, height = random.randint(180, 320), random.randint(180, 320)
-    first = Canvas(random, width, height)
+    canvas = Canvas(random, width, height)
     number = random.choice((3, 4, 4, 4, 4, 6, 6, 8, 8, 10, 12, 16, 20))
     side = min(width, height)
     kind = random.choices(("moves", "stands", "changes"), (0.65, 0.15, 0.2))[0]
@@ -281,16 +272,13 @@ def video_clip(random: Random) -> Picture:
         x = radius * 1.2 + room_x * (random.uniform(0, 1 - length) if across > 0 else random.uniform(length, 1))
     if down:
         y = radius * 1.2 + room_y * (random.uniform(0, 1 - length) if down > 0 else random.uniform(length, 1))
-    color, second = _two_colors(random, first)
+    color, second = _two_colors(random, canvas)
     figure = Figure(random.choice(SHAPE_NAMES), color[0], "medium", x, y, radius)
-    look = look_of(random, figure.shape, first.ground)
-    images = []
-    ground = first.image
+    look = look_of(random, figure.shape, canvas.ground)
+    images, ground = [], canvas.image
     for index in range(number):
         part = index / (number - 1)
-        canvas = first
-        canvas.image, canvas.figures, canvas.lines, canvas._looks = ground.copy(), [], [], []
-        canvas._draw, canvas._fine = ImageDraw.Draw(canvas.image), True
+        canvas.begin(ground.copy())
         moved = replace(figure, x=x + across * length * part * room_x, y=y + down * length * part * room_y)
         shade = second[1] if kind == "changes" and part >= 0.5 else color[1]
         canvas.figure(moved, shade, look)
@@ -301,7 +289,7 @@ def video_clip(random: Random) -> Picture:
         # What codecs do to frames.
         quality = random.randint(40, 95)
         images = [jpeg(image, quality) for image in images]
-    clip = finished(first, images, (VIDEO_MIN_PIXELS, MAX_PIXELS))
+    clip = finished(canvas, images, (VIDEO_MIN_PIXELS, MAX_PIXELS))
     clip.figures, clip.places, clip.end = [replace(figure, hollow=look.hollow)], [], end
     clip.motion = (kind, *{"moves": (direction,), "stands": (), "changes": (color[0], second[0])}[kind])
     return clip

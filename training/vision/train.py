@@ -10,43 +10,41 @@ has seen before. OUT/average.safetensors has the weights that are measured.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
 from training import loop
-from training.vision.blocks import BLOCK_BYTES, PATCHES, Drawn, Feed, drawn_shifts, fields, packed, shifted
-from training.vision.network import Network, Shape
+from training.vision.blocks import PATCHES, Drawn, Feed, Fields, drawn_shifts, empty, packed, shifted
+from training.vision.network import Network
+from training.vision.vocabulary import CONFIG
 
-_STEPS_BEFORE_CAPTURE = 12
 _WORDS = "model.embed_tokens.weight"
 
 
 class Trainer:
-    """feed: None where `rows`, blocks uint8 [n, BLOCK_BYTES], are filled by somebody else."""
+    """feed: None where `batch` is filled by somebody else."""
 
     name = "vision"
 
-    def __init__(self, shape: Shape, options: argparse.Namespace, feed: Feed | None) -> None:
+    def __init__(self, config: dict[str, Any], options: argparse.Namespace, feed: Feed | None) -> None:
         self.steps, self.options, self.feed = 0, options, feed
         self.device = loop.device()
-        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.network = Network(shape).to(self.device)
+        self.network = Network(config).to(self.device)
         self.optimiser = loop.Optimiser(
             self.network,
             inner=lambda name: "embed_tokens" not in name and "auxiliary" not in name,
             decay=0.1,
             average=0.998,
         )
-        self.rows = torch.zeros(options.blocks, BLOCK_BYTES, dtype=torch.uint8, device=self.device)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._result: list[Tensor] = []
+        self.batch = empty(options.blocks, self.device)
+        self._graphs = loop.Graphs(self._losses, self.optimiser, captures=options.compile)
         self._shifted: Callable[..., Tensor] = shifted
         self._new = 0
         if options.compile:
@@ -56,47 +54,25 @@ class Trainer:
             for holder, name in ((model, "words"), (visual, "embed"), (self, "_answers"), (self, "_shifted")):
                 setattr(holder, name, torch.compile(getattr(holder, name), dynamic=False))
 
-    def step(self, share: float, nth: int) -> dict[str, Tensor]:
-        """After some steps it is captured as a graph and replayed: it is many small kernels."""
-        options, optimiser = self.options, self.optimiser
-        decay = options.decay / options.seconds
-        rate = loop.rate_at(options.rate, share, nth, warm=200, floor=0.02, decay=decay)
-        optimiser.rate.fill_(rate)
+    def step(self, rate: float, share: float) -> dict[str, Tensor]:
         if self.feed is not None:
-            self._new += self.feed.gather(self.rows)
-        if self._graph is not None:
-            self._graph.replay()
-        elif options.compile and nth == _STEPS_BEFORE_CAPTURE:
-            self._graph = torch.cuda.CUDAGraph()
-            # Another thread takes new blocks meanwhile.
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-                self._result = self._step()
-            self._graph.replay()
-        else:
-            self._result = self._step()
-        optimiser.average.step()
-        if self.device.type == "cuda" and nth % 4 == 0:
-            torch.cuda.synchronize()
-        return dict(zip(("answers", "shapes", "letters", "norm"), self._result, strict=True))
+            self._new += self.feed.gather(self.batch)
+        return self._graphs.step(rate, self.batch)
 
-    def _step(self) -> list[Tensor]:
-        losses = self._losses(fields(self.rows))
-        (losses[0] + self.options.auxiliary * (losses[1] + losses[2])).backward()
-        return [*(loss.detach() for loss in losses), self.optimiser.update()]
-
-    def _losses(self, found: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _losses(self, found: Fields) -> tuple[Tensor, dict[str, Tensor]]:
         number = len(found["ids"])
         shifts, light, moved = drawn_shifts(number, self.device)
         noise = torch.randn(found["frames"].shape, dtype=torch.float16, device=self.device)
         names = ("frames", "frame_starts", "frame_grids", "frame_pictures")
-        batch = packed({**found, "frames": self._shifted(*(found[name] for name in names), shifts, light, noise)})
-        vision = self.network.visual(batch, self.dtype)
-        hidden = self.network.model(batch, vision)
+        inputs = packed({**found, "frames": self._shifted(*(found[name] for name in names), shifts, light, noise)})
+        vision = self.network.visual(inputs)
+        hidden = self.network.model(inputs, vision)
         labels, weights = found["labels"].long().flatten(), found["weights"].float().flatten()
         said = self._answers(hidden, self.network.model.embed_tokens.weight, labels, weights)
         still = (~moved).float()[:, None].expand(number, PATCHES // 4).flatten()
         shapes, letters = self.network.auxiliary(vision, found["cells"].long().flatten(0, 1), still)
-        return said, shapes, letters
+        loss = said + self.options.auxiliary * (shapes + letters)
+        return loss, {"answers": said, "shapes": shapes, "letters": letters}
 
     def _answers(self, hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         logits = F.linear(hidden, weight.to(hidden.dtype)).float()
@@ -105,19 +81,9 @@ class Trainer:
     def report(self) -> dict[str, float]:
         return {"new blocks": self._new}
 
-    def state(self) -> dict[str, Any]:
-        """The optimiser begins anew in the next leg: its memory is a few hundred steps long."""
-        return {"network": self.network.state_dict()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.network.load_state_dict(state["network"])
-        self.optimiser.average.restart()
-
     def kept(self) -> None:
         """Writes the average, which training.vision.gates measures."""
-        kept = self.optimiser.average.state(torch.bfloat16)
-        kept = {name: value.contiguous() for name, value in kept.items() if not name.startswith("auxiliary")}
-        save_file(kept, self.options.out / "average.safetensors", metadata={"format": "pt"})
+        loop.save_weights(self.options.out / "average.safetensors", self.optimiser.average.state_dict())
 
     @torch.no_grad()
     def take_published(self, path: Path, tokenizer: Path) -> None:
@@ -132,7 +98,6 @@ class Trainer:
         words[to] = found[_WORDS].to(words)[of]
         for name, value in {**found, _WORDS: words}.items():
             own[name].copy_(value)
-        self.optimiser.average.restart()
 
 
 def vocabulary_of(directory: Path) -> dict[str, int]:
@@ -140,19 +105,16 @@ def vocabulary_of(directory: Path) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    parser = loop.arguments(__doc__, seconds=60.0, rate=2e-3)
-    parser.add_argument("--decay", type=float, default=0.0, help="seconds at the end in which the rate falls")
+    parser = loop.arguments(__doc__, seconds=60.0, rate=2e-3, decay=0.0)
     parser.add_argument("--blocks", type=int, default=6, help="a batch")
     parser.add_argument("--pool", type=int, default=384)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--auxiliary", type=float, default=0.3, help="weight of the losses of cells")
     parser.add_argument("--weights", type=Path, help="begin with the weights of this model.safetensors")
-    options, on = loop.begin(parser), loop.device()
-    if on.type == "cuda":
-        # Graphs are captured on a stream of their own, and gradients remember the stream they were first made on.
-        torch.cuda.set_stream(torch.cuda.Stream())
-    feed = Feed(Drawn(options.data, options.seed), on, options.workers, options.pool, options.seed)
-    trainer = Trainer(Shape(vocab_size=-(-len(vocabulary_of(options.data)) // 64) * 64), options, feed)
+    options = loop.begin(parser, graphs=True)
+    feed = Feed(Drawn(options.data, options.seed), loop.device(), options.workers, options.pool, options.seed)
+    size = -(-len(vocabulary_of(options.data)) // 64) * 64
+    trainer = Trainer(CONFIG | {"vocab_size": size}, options, feed)
     if options.weights:
         trainer.take_published(options.weights, options.data)
     loop.run(trainer, options)

@@ -20,6 +20,7 @@ from training.vision.pictures import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, SPELL
 
 PUBLISHED = Path(__file__).parents[2] / "models/embedded/qwen2_vl"
 """The checkpoint; what its tokenizer.json says beside the words is kept."""
+CONFIG: dict[str, Any] = json.loads((PUBLISHED / "config.json").read_text(encoding="utf-8"))
 _DATA = json.loads((Path(__file__).parent / "words.json").read_text(encoding="utf-8"))
 _COLORS = tuple(name for name in COLOR_NAMES if name not in SPELLED)
 _ANSWERS = (

@@ -14,13 +14,12 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.voxcpm2 import vae_layers
 from models.voxcpm2.audio_vae import AudioVAE, CodecDecoder
@@ -51,6 +50,8 @@ _DISPERSION = 0.002
 """Seconds that the voice's highest frequencies come before its lowest: less of a peak than one pulse."""
 _BREATH, _BREATH_WIDTH = 3500.0, 450.0
 """Hz above which a voice is noise, and how gradually."""
+_NOISE, _HEARD = 0.3, 6
+"""The most noise on latents that are given, and of how many crops one is of what the encoder hears."""
 _QUIET = 0.05
 """Magnitudes below it count little: the gradients of roots and logarithms of silence know no bounds."""
 
@@ -181,10 +182,11 @@ def sound(decoder: CodecDecoder, latents: Tensor, unit: Callable[..., Tensor] = 
     return vae_layers.snake_samples.reference(x, decoder.alpha, decoder.last.weight, decoder.last.bias)[:, 0]
 
 
-def published(vae: AudioVAE) -> dict[str, Tensor]:
+def published(decoder: nn.Module) -> dict[str, Tensor]:
     """audiovae.safetensors as it was published, with this decoder: weight norm's two parts, float16, every bandwidth
     like the last."""
-    tensors = load_file(PUBLISHED / _CODEC)
+    tensors, vae = load_file(PUBLISHED / _CODEC), AudioVAE(load_config(PUBLISHED).vae)
+    vae.decoder = decoder  # type: ignore[assignment]
 
     def put(name: str, value: Tensor) -> None:
         tensors[name] = value.detach().cpu().expand(tensors[name].shape).half().contiguous()
@@ -221,13 +223,13 @@ class Trainer:
     def __init__(self, options: argparse.Namespace) -> None:
         self.steps, self.options, self.device = 0, options, loop.device()
         config = load_config(PUBLISHED).vae
-        self.vae = AudioVAE(config)
-        load_audio_vae(self.vae, PUBLISHED, config)
-        self.vae.to(self.device).encoder.requires_grad_(False)
-        for block in self.vae.decoder.blocks:
+        vae = AudioVAE(config)
+        load_audio_vae(vae, PUBLISHED, config)
+        self._encoder, self.network = vae.to(self.device).encoder, vae.decoder
+        for block in self.network.blocks:
             block.up.weight.data = block.up.weight.data.contiguous()  # type: ignore[union-attr,operator]
         self._unit = torch.compile(unit, dynamic=True) if options.compile else residual_unit.reference
-        self.optimiser = loop.Optimiser(self.vae.decoder, average=0.998)
+        self.optimiser = loop.Optimiser(self.network, average=0.998)
         self.store, self._reader = Store(options.frames, self.device, waves=True), Reader(options.data)
         self._distance = Distance(Vocoder(self.device), self.device)
         while self.store.frames < options.least * 25:
@@ -245,55 +247,37 @@ class Trainer:
 
     def _given(self, wave: Tensor, latents: Tensor) -> Tensor:
         """Latents with mistakes: of some crops those that the encoder hears, of half of the others noisy ones."""
-        heard = len(wave) // self.options.heard if self.options.heard else 0
-        noise = (2.0 * torch.rand(len(latents), 1, 1, device=self.device) - 1.0).clamp(min=0.0) * self.options.noise
-        given = latents + noise * torch.randn_like(latents)
-        if heard:
-            with torch.no_grad():
-                given[:heard] = self.vae.encoder(wave[:heard, None])
+        noise = (2.0 * torch.rand(len(latents), 1, 1, device=self.device) - 1.0).clamp(min=0.0) * _NOISE
+        given, heard = latents + noise * torch.randn_like(latents), len(wave) // _HEARD
+        with torch.no_grad():
+            given[:heard] = self._encoder(wave[:heard, None])
         return given
 
-    def step(self, share: float, nth: int) -> dict[str, Tensor]:
+    def step(self, rate: float, share: float) -> dict[str, Tensor]:
         # The decoder's memory is empty where an utterance begins: what is said there is half of a short word.
-        beginnings, options = nth % 2 == 0, self.options
-        if nth % 20 == 0:
+        beginnings, crop = self.steps % 2 == 0, self.options.crop + _CONTEXT
+        if self.steps % 20 == 0:
             self.store.take_in(self._reader, 4)
-        wave, latents = self.store.crops(self._drawn(beginnings), options.crop + _CONTEXT)
+        wave, latents = self.store.crops(self._drawn(beginnings), crop)
         given = self._given(wave, latents)
-        made = sound(self.vae.decoder, given, self._unit)
+        made = sound(self.network, given, self._unit)
         parts = self._distance(made, given, wave, latents, 0 if beginnings else _CONTEXT)
-        loss = options.follow * (parts["samples"] + 2.0 * parts["spectrum"])
-        (loss + options.natural * (parts["envelope"] + 0.5 * parts["bands"])).backward()
-        norm = self.optimiser.step(loop.rate_at(options.rate, share, nth, warm=100, floor=0.02, cosine=True))
-        return {**{name: part.detach() for name, part in parts.items()}, "norm": norm}
+        loss = parts["samples"] + 2.0 * (parts["spectrum"] + parts["envelope"]) + parts["bands"]
+        loss.backward()
+        return {**{name: part.detach() for name, part in parts.items()}, "norm": self.optimiser.step(rate)}
 
     @torch.no_grad()
     def report(self) -> Mapping[str, float]:
         """Distances of held-out speech, from the clean latents."""
         crop = self.options.crop + _CONTEXT
         wave, latents = self.store.crops(torch.arange(_HELD_OUT, device=self.device) * crop, crop)
-        parts = self._distance(sound(self.vae.decoder, latents), latents, wave, latents, _CONTEXT)
+        parts = self._distance(sound(self.network, latents), latents, wave, latents, _CONTEXT)
         return {"hours": self.store.hours, **{f"held out {name}": part.item() for name, part in parts.items()}}
 
-    def state(self) -> dict[str, Any]:
-        """The moving average; momenta begin anew. FloatingPointError rather than a state of no use."""
-        average = self.optimiser.average.state(torch.float32)
-        if not all(value.isfinite().all() for value in average.values()):
-            raise FloatingPointError("the decoder has NaN or infinite weights")
-        return {"decoder": average}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.vae.decoder.load_state_dict(state["decoder"])
-        self.optimiser.average.restart()
-
     def kept(self) -> None:
-        now = [parameter.detach().clone() for parameter in self.vae.decoder.parameters()]
-        self.optimiser.average.copy_to(self.vae.decoder)
         hidden = self.options.out / f"{_CODEC}.part"
-        save_file(published(self.vae), hidden)
+        save_file(published(self.optimiser.average), hidden)
         hidden.rename(self.options.out / _CODEC)
-        with torch.no_grad():
-            torch._foreach_copy_(list[Tensor](self.vae.decoder.parameters()), now)
 
 
 if __name__ == "__main__":
@@ -302,9 +286,5 @@ if __name__ == "__main__":
     parser.add_argument("--least", type=float, default=600.0, help="seconds of speech to begin with")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--crop", type=int, default=16, help="latent frames that are judged")
-    parser.add_argument("--noise", type=float, default=0.3, help="most noise on latents")
-    parser.add_argument("--heard", type=int, default=6, help="one crop in so many is of latents that the encoder hears")
-    parser.add_argument("--follow", type=float, default=1.0, help="weight of the vocoder's samples")
-    parser.add_argument("--natural", type=float, default=2.0, help="weight of natural spectra")
     options = loop.begin(parser)
     loop.run(Trainer(options), options)

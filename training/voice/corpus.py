@@ -6,10 +6,12 @@ python -m training.voice.corpus DIRECTORY --library DIR --words FILE --seed 1 --
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -84,26 +86,19 @@ def prepare(text: str, said: Utterance, listener: Listener) -> Spoken:
 
 def _characters(text: str, said: Utterance) -> tuple[np.ndarray, np.ndarray]:
     """First and end character of each phone: its share of its word, and one more on either side."""
-    words, position = [], 0
-    for word in text.split(" "):
-        words.append((position, position + len(word)))
-        position += len(word) + 1
-    count = len(said.phones)
-    begins, ends = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    last = 0
-    for index in range(count):
-        number = int(said.words[index])
-        if number < 0 or number >= len(words):
-            begins[index], ends[index] = max(0, last - 2), min(len(text), last + 2)
+    spans = [match.span() for match in re.finditer(r"[^ ]+", text)]
+    begins, ends, last = list[int](), list[int](), 0
+    for number, phones in groupby(said.words.tolist()):
+        count = len(list(phones))
+        if not 0 <= number < len(spans):
+            begins += [last - 2] * count
+            ends += [last + 2] * count
             continue
-        begin, end = words[number]
-        of_word = np.flatnonzero(said.words == number)
-        share = (end - begin) / len(of_word)
-        place = index - int(of_word[0])
-        begins[index] = max(0, begin + int(place * share) - 1)
-        ends[index] = min(len(text), begin + int(np.ceil((place + 1) * share)) + 1)
-        last = end
-    return begins, ends
+        begin, last = spans[number]
+        share = (last - begin) / count
+        begins += [begin + int(place * share) - 1 for place in range(count)]
+        ends += [begin + math.ceil((place + 1) * share) + 1 for place in range(count)]
+    return np.clip(begins, 0, len(text)), np.clip(ends, 0, len(text))
 
 
 def write(path: Path, utterances: list[Spoken], waves: bool = False) -> None:
@@ -129,11 +124,13 @@ class Reader:
         self._directory = directory
         self._seen: set[str] = set()
 
-    def new(self) -> Iterator[Path]:
-        for name in sorted(entry.name for entry in os.scandir(self._directory) if entry.name.endswith(".npz")):
-            if name not in self._seen:
-                self._seen.add(name)
-                yield self._directory / name
+    def take(self, most: int) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+        """Names and arrays of at most so many."""
+        names = (entry.name for entry in os.scandir(self._directory) if entry.name.endswith(".npz"))
+        for name in sorted(set(names) - self._seen)[:most]:
+            self._seen.add(name)
+            with np.load(self._directory / name) as file:
+                yield name, dict(file)
 
 
 class Store:
@@ -159,21 +156,20 @@ class Store:
 
     def take_in(self, reader: Reader, most: int) -> None:
         """New files, while there is room."""
-        for path in islice(reader.new(), most):
-            with np.load(path) as file:
-                begin, end = self.frames, self.frames + len(file["latents"])
-                if end > len(self.latents):
-                    return
-                if len(self.wave):
-                    self.wave[begin * HOP : end * HOP] = torch.from_numpy(file["wave"])
-                self.latents[begin:end] = torch.from_numpy(file["latents"])
-                self.phones[begin:end] = torch.from_numpy(file["phones"])
-                self.span[self.patches : end // FRAMES] = file["span"]
-                self.texts += [np.array(tokens(text), np.int16) for text in file["texts"].tolist()]
-                counts = file["patches"]
-                self.first += (self.patches + np.cumsum(counts) - counts).tolist()
-                self.count += counts.tolist()
-                self.patches = end // FRAMES
+        for _, file in reader.take(most):
+            begin, end = self.frames, self.frames + len(file["latents"])
+            if end > len(self.latents):
+                return
+            if len(self.wave):
+                self.wave[begin * HOP : end * HOP] = torch.from_numpy(file["wave"])
+            self.latents[begin:end] = torch.from_numpy(file["latents"])
+            self.phones[begin:end] = torch.from_numpy(file["phones"])
+            self.span[self.patches : end // FRAMES] = file["span"]
+            self.texts += [np.array(tokens(text), np.int16) for text in file["texts"].tolist()]
+            counts = file["patches"]
+            self.first += (self.patches + np.cumsum(counts) - counts).tolist()
+            self.count += counts.tolist()
+            self.patches = end // FRAMES
 
     def crops(self, start: Tensor, frames: int) -> tuple[Tensor, Tensor]:
         """First frames [n] -> samples [n, frames * HOP] and latents [n, D, frames]."""
@@ -187,7 +183,7 @@ def make(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     options.directory.mkdir(parents=True, exist_ok=True)
     speaker, other, listener = Flite("slt", options.library), dictionary(options.words), Listener()
-    shares = Shares(echoes=options.echoes)
+    shares = Shares(echoes=0.1)
     for number in range(options.files):
         writer = Writer(options.seed * 100_003 + number, other)
         texts = [writer.text(shares) for _ in range(PER_FILE)]
@@ -207,5 +203,4 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--files", type=int, default=1)
     parser.add_argument("--waves", action="store_true", help="with their samples, for the codec")
-    parser.add_argument("--echoes", type=float, default=0.0, help="share of texts with words that are alike")
     make(parser.parse_args())

@@ -13,19 +13,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from training.loop import publish
 from training.voice import corpus
 from training.voice.config import CONFIG, PUBLISHED
 from training.voice.network import Network, Objective
 
-_ENDLESS = ("--files", 1_000_000, "--echoes", 0.1)
+_ENDLESS = ("--files", 1_000_000)
 
 
 def start(module: str, *arguments: object) -> subprocess.Popen[bytes]:
@@ -44,18 +44,10 @@ def export(lm: Path, directory: Path) -> None:
     """The published checkpoint with the network of a trained state, without its helpers, in bfloat16, and without the
     references of built-in voices, which are those of other weights."""
     model, prefix = torch.load(lm, map_location="cpu", weights_only=True)["model"], "network."
-    trained = {
-        name.removeprefix(prefix): value.to(torch.bfloat16).contiguous()
-        for name, value in model.items()
-        if name.startswith(prefix)
-    }
+    trained = {name.removeprefix(prefix): value for name, value in model.items() if name.startswith(prefix)}
     if trained.keys() != dict(Network(CONFIG).named_parameters()).keys():
         raise SystemExit(f"{lm} is of another network than {PUBLISHED / 'config.json'} describes")
-    directory.mkdir(parents=True, exist_ok=True)
-    for path in PUBLISHED.iterdir() if directory.resolve() != PUBLISHED else ():
-        if path.suffix != ".npz":
-            shutil.copyfile(path, directory / path.name)
-    save_file(trained, directory / "model.safetensors")
+    publish(PUBLISHED, directory, trained)
 
 
 def released(lm: Path) -> None:

@@ -8,7 +8,6 @@ packed rows; a test holds the two equal. P latent frames of D values make a patc
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from models.voxcpm2.config import SOLVER_STEPS
 from models.voxcpm2.solver import schedule, sinusoid
-from training.transformer import Block, Parts, RMSNorm, Rotary
+from training.transformer import Block, Parts, RMSNorm, Rotary, rotary_of
 from training.voice.corpus import Store
 from training.voice.flite import PHONES
 from training.voice.latents import FRAMES, LATENT_DIM
@@ -130,7 +129,7 @@ class Times(NamedTuple):
     weight: Tensor
 
 
-def solver_times(width: int, device: torch.device) -> Times:
+def solver_times(width: int) -> Times:
     """The first Euler step stands still, so the noise is whole at the first evaluation and s = t / t_first there and
     thereafter, where each step takes x along (x - data) / t."""
     noise, time, waves, weight = [], [], [], []
@@ -142,8 +141,7 @@ def solver_times(width: int, device: torch.device) -> Times:
             waves.append(sinusoid(torch.tensor(times, dtype=dtype), width).float())
             weight += [(0.7 if steps == SOLVER_STEPS[0] else 0.1) / len(times)] * len(times)
     still = sinusoid(torch.zeros(1), width)
-    values = (torch.tensor(noise), torch.tensor(time), torch.cat(waves), still, torch.tensor(weight))
-    return Times(*(value.to(device) for value in values))
+    return Times(torch.tensor(noise), torch.tensor(time), torch.cat(waves), still, torch.tensor(weight))
 
 
 class Network(nn.Module):
@@ -168,12 +166,9 @@ class Network(nn.Module):
         self.stop_head = nn.Linear(width, 2, bias=False)
 
     def rotary(self, positions: Tensor) -> Rotary:
-        """positions int64 [...] -> for the stacks, in the published rounding of a float32 model."""
+        """positions int64 [...] -> for the stacks."""
         lm = self.config["lm_config"]
-        size = lm["kv_channels"]
-        exponents = torch.arange(0, size, 2, dtype=torch.float32, device=positions.device) / size
-        angles = positions[..., None].float() * (1.0 / lm["rope_theta"] ** exponents)
-        return angles.cos()[..., None, :], angles.sin()[..., None, :]
+        return rotary_of(positions[..., None], lm["kv_channels"] // 2, lm["rope_theta"])
 
     def backbone(
         self,
@@ -230,15 +225,7 @@ class Helpers(nn.Module):
         return self.phones(hidden).unflatten(1, (FRAMES, -1)), self.mean(hidden).unflatten(1, (FRAMES, -1))
 
 
-@dataclass(frozen=True)
-class Weights:
-    flow: float = 1.0
-    stop: float = 0.1
-    phones: float = 0.2
-    mean: float = 0.3
-    guidance: float = 0.3
-
-
+_WEIGHTS = {"flow": 1.0, "stop": 0.1, "phones": 0.2, "mean": 0.3}
 _DRAWS = 3
 """Noises a target."""
 _DROP = 0.1
@@ -252,12 +239,12 @@ class Objective(nn.Module):
         super().__init__()
         self.network = network
         self.helpers = Helpers(network.config)
-        times = solver_times(network.config["dit_config"]["hidden_dim"], torch.device("cpu"))
+        times = solver_times(network.config["dit_config"]["hidden_dim"])
         for name, value in zip(Times._fields, times, strict=True):
             self.register_buffer(f"times_{name}", value, persistent=False)
 
-    def forward(self, batch: Batch, store: Store, weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
-        """-> the loss, and its parts for people."""
+    def forward(self, batch: Batch, store: Store, guidance: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """-> the loss, and its parts for people. guidance: weight of the attention that is shown where to look."""
         network, device = self.network, store.latents.device
         rows, length = batch.token_ids.shape
         clean = store.latents.view(-1, FRAMES, LATENT_DIM)
@@ -267,7 +254,7 @@ class Objective(nn.Module):
         flat = torch.zeros(rows * length + 1, embeds.shape[1], dtype=embeds.dtype, device=device)
         flat = flat.index_copy(0, batch.audio_place, embeds)[:-1].view(rows, length, -1)
         mask = causal_mask(batch.documents)
-        guided = GUIDED if weights.guidance else {}
+        guided = GUIDED if guidance else {}
         hidden, residual, logits = network.backbone(
             batch.token_ids, batch.is_patch, flat, batch.positions, mask, guided
         )
@@ -288,7 +275,7 @@ class Objective(nn.Module):
         }
         if guided:
             parts["guidance"] = (self._guidance(batch, logits) * weight).sum() / total
-        loss = sum((getattr(weights, name) * part for name, part in parts.items()), torch.zeros((), device=device))
+        loss = torch.stack([(_WEIGHTS | {"guidance": guidance})[name] * part for name, part in parts.items()]).sum()
         parts["accuracy"] = ((phones.argmax(-1) == spoken).float().mean(1) * weight).sum() / total
         return loss, parts
 

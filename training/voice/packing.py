@@ -25,15 +25,9 @@ class Shape:
     patches: int = 5120
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """Shares of examples with a reference clip, with several joined utterances, up to a segment's length, and with a
-    description of the voice in front; history: the most noise on patches of the past."""
-
-    reference: float = 0.2
-    joined: float = 0.3
-    described: float = 0.1
-    history: float = 0.3
+_REFERENCE, _JOINED, _DESCRIBED, _HISTORY = 0.2, 0.3, 0.1, 0.3
+"""Shares of examples with a reference clip, with several joined utterances, up to a segment's length, and with a
+description of the voice in front; the most noise on patches of the past."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +61,8 @@ class Batch:
 class Packer:
     """Draws examples from a store with numbers of its own."""
 
-    def __init__(self, store: Store, shape: Shape, mixture: Mixture, seed: int) -> None:
-        self._store, self._shape, self._mixture = store, shape, mixture
+    def __init__(self, store: Store, shape: Shape, seed: int) -> None:
+        self._store, self._shape = store, shape
         self._random = np.random.default_rng(seed)
         writer = Writer(seed)
         self._descriptions = [np.array(tokens(f"({writer.description()})"), np.int16) for _ in range(2000)]
@@ -92,20 +86,20 @@ class Packer:
         return self._finish(rows * length, patches)
 
     def _example(self, length: int) -> _Example:
-        mixture, store, random = self._mixture, self._store, self._random
+        store, random = self._store, self._random
         chosen = [int(random.integers(len(store.first)))]
-        if random.random() < mixture.joined:
+        if random.random() < _JOINED:
             chosen += random.integers(len(store.first), size=int(random.integers(1, 14))).tolist()
         reference = None
-        if random.random() < mixture.reference:
+        if random.random() < _REFERENCE:
             clip = int(random.integers(len(store.first)))
             count = min(store.count[clip], 80)
             kept = int(random.integers(min(6, count), count + 1))
             start = store.first[clip] + int(random.integers(0, store.count[clip] - kept + 1))
             reference = np.arange(start, start + kept)
         described = self._descriptions[int(random.integers(len(self._descriptions)))]
-        front = described if random.random() < mixture.described else _NOTHING
-        while (example := _Example(store, chosen, reference, front, mixture.history * random.random())).size > length:
+        front = described if random.random() < _DESCRIBED else _NOTHING
+        while (example := _Example(store, chosen, reference, front, _HISTORY * random.random())).size > length:
             chosen = chosen[:-1] or [int(random.integers(len(store.first)))]
         return example
 
@@ -116,7 +110,7 @@ class Packer:
         self._positions[row, column:end] = np.arange(example.size)
         self._documents[row, column:end] = document
         places = np.flatnonzero(example.is_patch) + row * self._shape.length + column
-        noise = np.full(example.audio, int(1000 * example.noise) / 1000, np.float32)
+        noise = np.full(example.audio, example.noise, np.float32)
         self._audio.append((places, example.patches, noise))
         self._audio_count += example.audio
         before = np.arange(self._audio_count - count, self._audio_count) - 1
@@ -149,24 +143,20 @@ class _Example:
     def __init__(
         self, store: Store, chosen: list[int], reference: np.ndarray | None, description: np.ndarray, noise: float
     ) -> None:
-        blank = np.array([BLANK], np.int16)
-        front: list[np.ndarray] = []
+        parts, spans = [description], list[np.ndarray]()
         if reference is not None:
-            front = [np.array([REFERENCE_START]), np.zeros(len(reference), np.int64), np.array([REFERENCE_END])]
-        front.append(description)
-        texts, spans, position = [], [], sum(map(len, front))
+            marks = np.array([REFERENCE_START]), np.array([REFERENCE_END])
+            parts = [marks[0], np.zeros(len(reference), np.int64), marks[1], description]
         for number, index in enumerate(chosen):
             if number:
-                texts.append(blank)
-                position += 1
+                parts.append(np.array([BLANK]))
             first, count = store.first[index], store.count[index]
-            spans.append(store.span[first : first + count].astype(np.int64) + position)
-            texts.append(store.texts[index])
-            position += len(store.texts[index])
+            spans.append(store.span[first : first + count].astype(np.int64) + sum(map(len, parts)))
+            parts.append(store.texts[index])
         speech = [np.arange(store.first[index], store.first[index] + store.count[index]) for index in chosen]
         self.targets = sum(map(len, speech))
-        ids = [*front, *texts, np.array([AUDIO_START]), np.zeros(self.targets, np.int64)]
-        self.ids = np.concatenate(ids).astype(np.int64)
+        parts += [np.array([AUDIO_START]), np.zeros(self.targets, np.int64)]
+        self.ids = np.concatenate(parts).astype(np.int64)
         self.size = len(self.ids)
         self.is_patch = np.zeros(self.size, bool)
         self.is_patch[self.size - self.targets :] = True

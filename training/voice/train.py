@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -18,8 +16,8 @@ from training import loop
 from training.transformer import Block
 from training.voice.config import CONFIG
 from training.voice.corpus import Reader, Store
-from training.voice.network import Network, Objective, Weights
-from training.voice.packing import Batch, Mixture, Packer, Shape
+from training.voice.network import Network, Objective
+from training.voice.packing import Batch, Packer, Shape
 
 SHAPE = Shape()
 
@@ -29,14 +27,14 @@ class Trainer:
 
     def __init__(self, options: argparse.Namespace, shape: Shape = SHAPE) -> None:
         self.steps, self.options, self.device = 0, options, loop.device()
-        self.objective = Objective(Network(CONFIG)).to(self.device)
+        self.network = Objective(Network(CONFIG)).to(self.device)
         self.optimiser = loop.Optimiser(
-            self.objective, inner=lambda name: ".layers." in name, decay=0.05, adam_decay=0.05, average=0.999
+            self.network, inner=lambda name: ".layers." in name, decay=0.05, adam_decay=0.05, average=0.999
         )
         if options.compile:
             Block.forward = torch.compile(Block.forward, dynamic=False)  # type: ignore[method-assign]
         self.store = Store(options.frames, self.device)
-        packer, reader = Packer(self.store, shape, Mixture(), options.seed), Reader(options.data)
+        packer, reader = Packer(self.store, shape, options.seed), Reader(options.data)
         self._feed = loop.Ahead(self._batches(packer, reader), 6)
 
     def _batches(self, packer: Packer, reader: Reader) -> Iterator[Batch]:
@@ -47,31 +45,22 @@ class Trainer:
                 continue
             yield packer.batch()
 
-    def step(self, share: float, nth: int) -> dict[str, Tensor]:
-        options, batch = self.options, self._feed.take().to(self.device)
-        weights = replace(Weights(), guidance=max(0.0, 0.3 * (1.0 - (options.guided + share) / 0.8)))
+    def step(self, rate: float, share: float) -> dict[str, Tensor]:
+        batch = self._feed.take().to(self.device)
+        guidance = max(0.0, 0.3 * (1.0 - (self.options.guided + share) / 0.8))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            loss, parts = self.objective(batch, self.store, weights)
+            loss, parts = self.network(batch, self.store, guidance)
         loss.backward()
-        norm = self.optimiser.step(loop.rate_at(options.rate, share, nth, warm=150, floor=0.01))
-        return {**parts, "norm": norm}
+        return {**parts, "norm": self.optimiser.step(rate)}
 
     def report(self) -> dict[str, float]:
         return {"hours": self.store.hours}
-
-    def state(self) -> dict[str, Any]:
-        """The moving average, in the precision that is shipped; momenta begin anew."""
-        return {"model": self.optimiser.average.state(torch.bfloat16)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.objective.load_state_dict(loop.wide(state["model"]))
-        self.optimiser.average.restart()
 
     def kept(self) -> None: ...
 
 
 if __name__ == "__main__":
-    parser = loop.arguments(__doc__, seconds=540.0, rate=2e-3, keep=1e9)
+    parser = loop.arguments(__doc__, seconds=540.0, rate=2e-3)
     parser.add_argument("--frames", type=int, default=24_000_000, help="room for latent frames (25 a second)")
     parser.add_argument("--guided", type=float, default=0.0, help="share of the guided time that is already over")
     options = loop.begin(parser)
