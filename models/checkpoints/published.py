@@ -160,12 +160,6 @@ def id_list(ids: int | list[int] | None) -> list[int]:
     return ids if isinstance(ids, list) else [ids]
 
 
-def published_name(directory: Path) -> str:
-    """The name of a checkpoint, derived from its path: the name of its directory, or of its repository in the hub's
-    cache (models--OWNER--NAME/snapshots/COMMIT)."""
-    return directory.parents[1].name if directory.parent.name == "snapshots" else directory.name
-
-
 def read_config(directory: Path) -> dict[str, Any]:
     """config.json of a checkpoint. Raises CheckpointError for adapters, which often have none, and for quantised
     checkpoints in formats that are not hosted (models/checkpoints/quantization_config.py)."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.checkpoints.published import id_list, published_name, read_optional_json
+from models.checkpoints.published import id_list, read_optional_json
 from models.interfaces.errors import CheckpointError
 from models.interfaces.media import (
     ChatMessage,
@@ -36,8 +36,6 @@ from models.text.processor import TextProcessor
 from models.text.tokenizer import Tokenizer
 from models.text.tools import Escape, Turn
 
-_TEMPERATURES = (("thinking-2506", 0.8), ("thinking", 0.6), ("instruct", 0.2))
-"""The makers' recommendations (model cards), by a part of the checkpoint's name; the first match counts."""
 _ROLE_TOKENS = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>")
 _STOP_TOKENS = ("[EOS]", "<|im_end|>", "[EOT]")
 _LOW_DETAIL_DIVISOR = 4
@@ -62,11 +60,9 @@ class KimiVLProcessor(TextProcessor):
         template: ChatTemplate,
         images: ImageSettings,
         generation: Mapping[str, Any],
-        recommended: Mapping[str, float] | None = None,
     ) -> None:
-        """recommended: sampling for a generation_config.json that names none."""
         # Reserved ids between named ones can be generated, as by the published code; they have no text.
-        super().__init__(asdict(config.text), tokenizer, template, generation, _STOP_TOKENS, recommended)
+        super().__init__(asdict(config.text), tokenizer, template, generation, _STOP_TOKENS)
         self.stop_token_ids |= frozenset(id_list(config.text.eos_token_id))
         self.config = config
         self.images = images
@@ -156,13 +152,5 @@ def load_processor(directory: Path) -> KimiVLProcessor:
             "special token of tokenizer_config.json"
         )
     generation = read_optional_json(directory, "generation_config.json")
-    template = load_chat_template(directory)
-    images, recommended = load_image_settings(directory, config.vision), _recommended_sampling(directory)
-    return KimiVLProcessor(config, tokenizer, template, images, generation, recommended)
-
-
-def _recommended_sampling(directory: Path) -> Mapping[str, float]:
-    """Sampling for files that name none. The files of Instruct and Thinking are alike in this respect, so the name
-    decides."""
-    name = published_name(directory).lower()
-    return next(({"temperature": temperature} for text, temperature in _TEMPERATURES if text in name), {})
+    images = load_image_settings(directory, config.vision)
+    return KimiVLProcessor(config, tokenizer, load_chat_template(directory), images, generation)
