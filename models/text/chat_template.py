@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from models.checkpoints.published import read_optional_json
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import CallFormat, ChatMessage, ContentPart
-from models.text.tools import CALL_START, Escape, Turn, escaped_calls, hermes_turns
+from models.text.tools import CALL_START, Escape, Turn, hermes_turns
 
 log = logging.getLogger(__name__)
 
@@ -44,25 +44,6 @@ def template_role(role: str) -> str:
     if role not in ROLES:
         raise InputError("messages", f"role {role!r} is not one of {', '.join(ROLES)}")
     return ROLES[role]
-
-
-def template_turn(message: ChatMessage, item_type: Callable[[int], str], escape: Escape) -> Turn:
-    """A message for a template that takes pictures and videos: its text as one string or, with items, a list of parts.
-
-    item_type: the "type" of the part that stands for an item, by the item's number.
-    """
-    role = template_role(message.role)
-    content: list[dict[str, str]] = []
-    for part in message.content:
-        if part.item is not None:
-            content.append({"type": item_type(part.item)})
-        elif part.text is not None:
-            content.append({"type": "text", "text": escape(part.text)})
-    if all(part["type"] == "text" for part in content):
-        text = "".join(part["text"] for part in content)
-        calls = escaped_calls(message, escape)
-        return {"role": role, "content": text, **escaped_reasoning(message, escape), **calls}
-    return {"role": role, "content": content}
 
 
 def escaped_reasoning(message: ChatMessage, escape: Escape) -> Turn:
