@@ -99,8 +99,8 @@ _CONFIG = {
     # Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
     **_fields(_COUNT, "depth embed_dim num_heads out_hidden_size in_channels in_chans"),
     **_fields(_COUNT, "temporal_patch_size spatial_merge_size window_size num_position_embeddings"),
-    **_fields(_POSITIVE, "mlp_ratio"),
-    **_fields(_INDICES, "mrope_section deepstack_visual_indexes"),
+    **_fields(_POSITIVE, "mlp_ratio tokens_per_second"),
+    **_fields(_INDICES, "mrope_section deepstack_visual_indexes fullatt_block_indexes"),
     **_fields(_or_null(_SWITCH), "mrope_interleaved"),
     # transformers 4.52 to 4.57 writes null for some of these into text_config, where nobody reads them.
     **_fields(_or_null(_INDEX), "image_token_id video_token_id vision_start_token_id vision_end_token_id"),

@@ -47,7 +47,7 @@ ALIGNERS = ("Qwen3ASRForTokenClassification", "qwen3_forced_aligner")
 """The second is thinker_config.model_type: the makers' file names the recogniser's architecture."""
 FAMILIES: tuple[Family, ...] = (
     Family("qwen2_vl", "chat", (f"Qwen2VL{_NAMED}",), "models.qwen_vl"),
-    Family("qwen2_5_vl", "chat", (f"Qwen2_5_VL{_NAMED}",), "models.qwen_vl.v2_5"),
+    Family("qwen2_5_vl", "chat", (f"Qwen2_5_VL{_NAMED}",), "models.qwen_vl"),
     Family("qwen3_vl", "chat", (f"Qwen3VL{_NAMED}", f"Qwen3VLMoe{_NAMED}"), "models.qwen_vl.v3"),
     Family("qwen3_5", "chat", (f"Qwen3_5{_NAMED}", f"Qwen3_5Moe{_NAMED}"), "models.qwen_vl.v3_5", drafter=True),
     Family("minicpmv", "chat", ("MiniCPMV",), "models.minicpmv"),
