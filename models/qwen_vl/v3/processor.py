@@ -114,12 +114,7 @@ class Qwen3VLProcessor(TextProcessor):
 
 def load_processor(directory: Path) -> Qwen3VLProcessor:
     """Reads config.json, the two preprocessor files, generation_config.json, tokenizer.json and the chat template."""
-    return processor_of(directory, load_config(directory))
-
-
-def processor_of(directory: Path, config: Qwen3VLConfig) -> Qwen3VLProcessor:
-    """load_processor for a configuration that was read already."""
-    return Qwen3VLProcessor(config, *load_text(directory, spoken=THINKING))
+    return Qwen3VLProcessor(load_config(directory), *load_text(directory, spoken=THINKING))
 
 
 def _prompt_of(template: ChatTemplate, *earlier: Turn) -> str:
