@@ -50,7 +50,6 @@ class BlockConfig:
     head_dim: int
     norm_eps: float
     qkv_bias: bool = False
-    out_bias: bool = False
     qk_norm: bool = False
     experts: ExpertsConfig | None = None
 
@@ -66,7 +65,7 @@ class SelfAttention(nn.Module):
         self.config = config
         heads = config.num_heads + 2 * config.num_kv_heads
         self.qkv = nn.Linear(config.hidden_size, heads * config.head_dim, bias=config.qkv_bias)
-        self.out = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.out_bias)
+        self.out = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 

@@ -22,6 +22,8 @@ from models.layers.rope_scaling import LongRope, Yarn, read_rope_scaling, scaled
 from models.layers.rotary import rotary_cos_sin, section_axes
 
 _QWEN3_HEAD_DIM = 128
+_FIXED = {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False}
+"""Fields that have one value in all published files."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +50,19 @@ class DecoderConfig:
         cls,
         config: Mapping[str, Any],
         *,
-        qkv_bias: bool | None = None,
+        qkv_bias: bool = False,
         qk_norm: bool = False,
         experts: ExpertsConfig | None = None,
         feature_levels: int = 0,
     ) -> DecoderConfig:
         """Reads the text fields of a config.json, published (rope_scaling, rope_theta) or as transformers 5 writes them
-        (rope_parameters). qkv_bias: None follows the field attention_bias, which in Llama form covers o_proj, too.
+        (rope_parameters).
 
         Raises CheckpointError that names the field that is missing or not supported.
         """
-        if config.get("hidden_act", "silu") != "silu":
-            raise CheckpointError(f"config.json: hidden_act {config['hidden_act']!r} is not supported, expected 'silu'")
-        if config.get("use_sliding_window"):
-            raise CheckpointError("config.json: use_sliding_window true is not supported")
+        for name, value in _FIXED.items():
+            if (found := config.get(name)) not in (None, value):
+                raise CheckpointError(f"config.json: {name} is {found!r}, expected {value!r}")
         try:
             block = _block_config(config, qkv_bias, qk_norm, experts)
             _, rope = rope_field(config)
@@ -85,7 +86,7 @@ class DecoderConfig:
 
 
 def _block_config(
-    config: Mapping[str, Any], qkv_bias: bool | None, qk_norm: bool, experts: ExpertsConfig | None
+    config: Mapping[str, Any], qkv_bias: bool, qk_norm: bool, experts: ExpertsConfig | None
 ) -> BlockConfig:
     hidden_size, num_heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
@@ -93,7 +94,6 @@ def _block_config(
         raise CheckpointError(
             f"config.json: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
         )
-    attention_bias = bool(config.get("attention_bias", False))
     # The default of the published class does not depend on the width; mixtures of experts have no such default.
     default = _QWEN3_HEAD_DIM if qk_norm and experts is None else hidden_size // num_heads
     return BlockConfig(
@@ -103,8 +103,7 @@ def _block_config(
         num_kv_heads=num_kv_heads,
         head_dim=int(config.get("head_dim") or default),
         norm_eps=float(config["rms_norm_eps"]),
-        qkv_bias=attention_bias if qkv_bias is None else qkv_bias,
-        out_bias=attention_bias if qkv_bias is None else False,
+        qkv_bias=qkv_bias,
         qk_norm=qk_norm,
         experts=experts,
     )

@@ -24,8 +24,6 @@ _FIXED: dict[str, Any] = {
     "mamba_ssm_dtype": "float32",
     "mtp_use_dedicated_embeddings": False,
     "layer_scale": False,
-    "attention_bias": False,
-    "hidden_act": "silu",
 }
 """Fields that have one value in all published files; absent, they have it, too."""
 

@@ -61,7 +61,7 @@ def _expert_layout(source: Source, layers: str) -> ExpertLayout:
 
 def hybrid_config(text: Mapping[str, Any]) -> HybridConfig:
     """text: as of models.qwen_vl.v3_5.config.text_fields."""
-    decoder = DecoderConfig.from_published(text, qkv_bias=False, qk_norm=True, experts=experts_of(text))
+    decoder = DecoderConfig.from_published(text, qk_norm=True, experts=experts_of(text))
     _, rope = rope_field(text)
     share = rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 0.25
     return HybridConfig(
