@@ -172,8 +172,6 @@ class SpeechModel(Protocol):
     unheard."""
     codec_memory_patches: int
     """Number of last patches on which the codec's streaming state depends: decoding them from silence restores it."""
-    local_networks: Sequence[nn.Module]
-    """Networks with several rows for each stream of a step; their GEMMs are tuned for more rows than the backbone's."""
 
     def step_weight_bytes(self, solver_steps: int) -> int:
         """Bytes of weights that a decode step of few rows reads: those of the flow solver once per evaluation."""

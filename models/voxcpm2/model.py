@@ -38,7 +38,6 @@ class VoxCPM2:
         self._config = config
         self.network = network
         self.vae = vae
-        self.local_networks = (network.feat_encoder, network.feat_decoder)
         self.sample_rate = config.vae.out_sample_rate
         self.reference_sample_rate = config.vae.sample_rate
         self.patch_shape = (config.patch_size, config.feat_dim)
