@@ -18,8 +18,7 @@ from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.norms import RMSNorm
 from models.layers.quantized import COLUMNS, QuantizedWeight, Weight, hold_in_e4m3
 from models.layers.rope_field import rope_field
-from models.layers.rope_scaling import LongRope, Yarn, read_rope_scaling, scaled_frequencies
-from models.layers.rotary import rotary_cos_sin, section_axes
+from models.layers.rope_scaling import LongRope, Rotary, Yarn, read_rope_scaling
 
 _QWEN3_HEAD_DIM = 128
 _FIXED = {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False}
@@ -151,8 +150,6 @@ class TokenDecoder(nn.Module):
 class CausalDecoder(TokenDecoder):
     """Runs packed rows through all layers over a paged cache. Implements models.protocol.Decoder; can be captured."""
 
-    frequencies: Tensor
-    axes: Tensor | None
     drafter = None
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -163,13 +160,13 @@ class CausalDecoder(TokenDecoder):
         self.layers = nn.ModuleList(Block(config.block) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.block.hidden_size, config.block.norm_eps)
         self.head = None if config.tied else nn.Linear(config.block.hidden_size, config.vocab_size, bias=False)
-        frequencies, self.rope_scale = scaled_frequencies(config.scaling, config.block.head_dim, config.rope_theta)
-        axes = None
-        if config.mrope_section:
-            sections, count = config.mrope_section, len(frequencies)
-            axes = section_axes(sections, interleaved=config.mrope_interleaved, count=count)
-        self.register_buffer("frequencies", frequencies, persistent=False)
-        self.register_buffer("axes", axes, persistent=False)
+        self.rotary = Rotary(
+            config.block.head_dim,
+            config.rope_theta,
+            config.scaling,
+            config.mrope_section,
+            interleaved=config.mrope_interleaved,
+        )
 
     def cache_specs(self) -> list[CacheSpec]:
         block = self.config.block
@@ -179,8 +176,7 @@ class CausalDecoder(TokenDecoder):
     def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """hidden [n, hidden_size * (1 + levels)] (embeddings, followed by the features of `levels` first layers),
         positions int64 [position_axes, n] -> normed hidden states [n, hidden_size]."""
-        positions = positions if self.axes is not None else positions[0]
-        rotary = rotary_cos_sin(positions, self.frequencies, self.axes, scale=self.rope_scale)
+        rotary = self.rotary(positions)
         layers, width = cast("Sequence[Block]", self.layers), self.config.block.hidden_size
 
         def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
