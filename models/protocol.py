@@ -1,10 +1,4 @@
-"""The interface between the service and a model family. One forward, two routes:
-
-    plan (host, numpy) -> buffers (device) -> forward(buffers, bucket) -> outputs
-
-Eager calls forward on buffers of the exact size; replay copies the plan into the static buffers of the cheapest
-captured bucket that fits and replays the captured graph of the same forward.
-"""
+"""The interface between the service and a model family. models/interfaces/capturable.py has what can be captured."""
 
 from __future__ import annotations
 

@@ -98,8 +98,7 @@ def load_config(directory: Path) -> KimiVLConfig:
     if (rope.get("rope_type") or rope.get("type") or "default") != "default":
         raise CheckpointError(f"{where}: text_config.{name} is {rope!r}, expected no scaling")
     text["rope_theta"] = rope.get("rope_theta") or text.get("rope_theta")
-    if vision.get("merge_kernel_size") != [2, 2]:
-        raise CheckpointError(f"{where}: vision_config.merge_kernel_size must be [2, 2]")
+    require_fields(f"{where}: vision_config.", vision, {"merge_kernel_size": [2, 2]}, needed=True)
     if "media_placeholder_token_id" not in config:
         raise CheckpointError(f"{where}: media_placeholder_token_id is missing")
     return KimiVLConfig(

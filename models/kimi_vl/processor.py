@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.checkpoints.published import id_list, read_optional_json
+from models.checkpoints.published import read_optional_json
 from models.interfaces.errors import CheckpointError
 from models.interfaces.media import ContentPart, MediaItem, MediaKind, VideoFrames, VideoMetadata, media_digest
 from models.interfaces.resizing import FrameResizer, resized_or_left
@@ -55,7 +55,6 @@ class KimiVLProcessor(TextProcessor):
         # Reserved ids between named ones can be generated, as by the published code; they have no text.
         placeholders: dict[MediaKind, int] = dict.fromkeys(("image", "video"), config.media_placeholder_token_id)
         super().__init__(asdict(config.text), tokenizer, template, generation, placeholders, _STOP_TOKENS)
-        self.stop_token_ids |= frozenset(id_list(config.text.eos_token_id))
         self.config = config
         self.images = images
         self._frame_limit = self.images.in_token_limit // _LOW_DETAIL_DIVISOR

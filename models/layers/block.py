@@ -75,15 +75,9 @@ class SelfAttention(nn.Module):
         """[..., n, hidden_size] -> the outputs of the heads [..., n, num_heads * head_dim], for all rows or for those
         in `keep`. lora: adapters of the projections."""
         qkv = gemm(normed, self.qkv.weight, self.qkv.bias, lora=None if lora is None else lora.qkv(layer))
-        q, k, v = self.split(qkv)
+        heads = (self.config.num_heads, self.config.num_kv_heads, self.config.num_kv_heads)
+        q, k, v = qkv.unflatten(-1, (-1, self.config.head_dim)).split(heads, dim=-2)
         return attend(q if keep is None else q[..., keep, :, :], k, v, layer).flatten(-2)
-
-    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Views of one tensor: q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim]."""
-        config = self.config
-        heads = qkv.unflatten(-1, (-1, config.head_dim))
-        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=-2)
-        return q, k, v
 
     @property
     def qk_norm(self) -> QKNorm | None:

@@ -22,7 +22,7 @@ from models.interfaces.media import (
     media_digest,
 )
 from models.interfaces.resizing import FrameResizer
-from models.minicpmv.config import MiniCPMVConfig, Version, load_config
+from models.minicpmv.config import MiniCPMVConfig, load_config
 from models.minicpmv.slicing import SlicedPicture, slice_picture, slice_sizes
 from models.minicpmv.tokens import PictureTokens
 from models.minicpmv.video import fused_pack, sample_fused, sample_unfused, temporal_ids
@@ -43,11 +43,8 @@ _STOP_TOKENS = {
     "4.0": ("<|im_end|>", "</s>"),
     "4.5": ("<|im_end|>", "<|endoftext|>"),
 }
-
-
-def _recommended_sampling(version: Version) -> dict[str, float | int]:
-    """The defaults of the published `chat`, used if the files name no sampling."""
-    return {"temperature": 0.7, "top_p": 0.8, "top_k": 100, "repetition_penalty": 1.03 if version == "4.5" else 1.05}
+_SAMPLING = {"temperature": 0.7, "top_p": 0.8, "top_k": 100}
+"""The defaults of the published `chat`, used if the files name no sampling."""
 
 
 class MiniCPMVProcessor(TextProcessor):
@@ -65,8 +62,9 @@ class MiniCPMVProcessor(TextProcessor):
     ) -> None:
         self._tokens = PictureTokens(tokenizer, as_2_5=config.version == "2.5")
         placeholders: dict[MediaKind, int] = dict.fromkeys(("image", "video"), tokenizer.special_ids[_PLACEHOLDER])
-        stops, recommended = _STOP_TOKENS[config.version], _recommended_sampling(config.version)
-        super().__init__(config.text, tokenizer, template, generation, placeholders, stops, recommended)
+        stops, penalty = _STOP_TOKENS[config.version], 1.03 if config.version == "4.5" else 1.05
+        sampling = {**_SAMPLING, "repetition_penalty": penalty}
+        super().__init__(config.text, tokenizer, template, generation, placeholders, stops, sampling)
         self.config = config
         self.reasoning_markers = THINKING if set(THINKING) <= tokenizer.special_ids.keys() else None
         self.divides_answers = self.reasoning_markers is not None
