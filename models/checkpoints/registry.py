@@ -3,9 +3,9 @@ entry here."""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,7 +77,5 @@ def family_of(directory: Path) -> Family:
     raise CheckpointError(f"{directory}: config.json: architecture {architectures} is not hosted; hosted are {known}")
 
 
-def resolve(path: str) -> Callable[..., Any]:
-    """The function at import path "module:function"."""
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
+resolve: Callable[[str], Callable[..., Any]] = pkgutil.resolve_name
+"""The function at import path "module:function"."""
