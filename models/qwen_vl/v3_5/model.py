@@ -48,7 +48,7 @@ def load_hybrid(
         source,
         lambda: (encoder(), HybridDecoder(hybrid)),
         [*encoder_rules, *hybrid_rules(hybrid, layers), *drafter_rules(hybrid, draft_layers)],
-        ignore=[*([] if drafter else ["mtp.{rest}"]), *(["lm_head.weight"] if hybrid.decoder.tied else [])],
+        ignore=[*([] if drafter else draft_tensors(hybrid)), *(["lm_head.weight"] if hybrid.decoder.tied else [])],
     )
     if source.load_format == "published":
         model.decoder.shift_norms()
@@ -78,3 +78,10 @@ def hybrid_config(text: Mapping[str, Any]) -> HybridConfig:
         rotary_dim=int(decoder.block.head_dim * share),
         shared_size=text.get("shared_expert_intermediate_size") or 0,
     )
+
+
+def draft_tensors(config: HybridConfig) -> list[str]:
+    """Names of the drafter's tensors, whatever the number of its layers, for models that run without."""
+    layouts: list[ExpertLayout] = ["saved", "apart"]
+    names = [rule.published for layout in layouts for rule in drafter_rules(config, layout)]
+    return [name.replace("mtp.layers.0.", "mtp.layers.{i}.") for name in names]
