@@ -71,9 +71,9 @@ class DecodeStep:
         hidden = self.network.audio_backbone(embeds, rows.rotary, batch, lora)
         # A row in step 0 has no patch yet, and goes on from its prompt.
         prompt, first = self.state["conditioning"].index_select(0, slots).chunk(2, dim=-1), (rows.steps == 0)[:, None]
-        vectors = [torch.where(first, *pair) for pair in zip(prompt, hidden, strict=True)]
+        lm, residual = (torch.where(first, *pair) for pair in zip(prompt, hidden, strict=True))
         noise = self.noise(rows.seeds, rows.steps)
-        return {"results": make_patch(slots, self.network, self.solver, self.state, noise, *vectors, lora)}
+        return {"results": make_patch(slots, self.network, self.solver, self.state, noise, lm, residual, lora)}
 
 
 @dataclass(frozen=True, eq=False)
