@@ -18,7 +18,6 @@ from models.text.chat_template import ChatTemplate
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
 
-_STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 _GREEDY = {"temperature": 0.0}
 _TOKENS_PER_SECOND, _MIN_NEW_TOKENS = 16, 64
 """More than speech of any language has, so that a loop ends."""
@@ -41,7 +40,7 @@ class Qwen3ASRProcessor(TextProcessor):
         self, config: Qwen3ASRConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
         placeholders: dict[MediaKind, int] = {"audio": config.audio_token_id}
-        super().__init__(config.text, tokenizer, template, generation, placeholders, _STOP_TOKENS, _GREEDY)
+        super().__init__(config.text, tokenizer, template, generation, placeholders, recommended=_GREEDY)
         self.config = config
         self.audio: AudioInput | None = self
         self._settings = repr(config.audio).encode()

@@ -21,8 +21,6 @@ from models.text.chat_template import ChatTemplate
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
 
-_STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
-
 
 class Qwen2VLProcessor(TextProcessor):
     """Implements models.interfaces.processor.ChatProcessor for Qwen2-VL and Qwen2.5-VL.
@@ -38,7 +36,7 @@ class Qwen2VLProcessor(TextProcessor):
         self, config: Qwen2VLConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
         placeholders: dict[MediaKind, int] = {"image": config.image_token_id, "video": config.video_token_id}
-        super().__init__(config.text, tokenizer, template, generation, placeholders, _STOP_TOKENS)
+        super().__init__(config.text, tokenizer, template, generation, placeholders)
         self.config = config
         self.video_limits = official_video_limits(config.images.max_pixels, self.context_length, config.vision.factor)
         self._settings = repr((config.vision, config.images)).encode()

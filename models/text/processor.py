@@ -25,6 +25,9 @@ from models.text.placeholders import MediaTokens, check_length, expand, repeated
 from models.text.tokenizer import Tokenizer, load_tokenizer
 from models.text.tools import Escape, escaped_calls, escaped_tools, prompt_texts
 
+QWEN_STOPS = ("<|im_end|>", "<|endoftext|>")
+"""Ends of a turn and of a document in the tokenizers of Qwen."""
+
 
 class TextProcessor:
     """Base of every family's models.interfaces.processor.ChatProcessor.
@@ -52,7 +55,7 @@ class TextProcessor:
         template: ChatTemplate,
         generation: Mapping[str, Any],
         placeholders: Mapping[MediaKind, int],
-        stop_tokens: Sequence[str],
+        stop_tokens: Sequence[str] = QWEN_STOPS,
         recommended: Mapping[str, float] | None = None,
     ) -> None:
         self.tokenizer = tokenizer

@@ -39,7 +39,6 @@ MAX_VIDEO_EMBEDS = 16_384
 """Tokens of a video. One of so many frames of so many crops that it would take more is read in fewer frames."""
 FINE_RATE = 10
 """Frames a second of which those of a long video are chosen."""
-_STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class MiniCPMV46Processor(TextProcessor):
         self, config: MiniCPMV46Config, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
         placeholders: dict[MediaKind, int] = {"image": config.image_token_id, "video": config.video_token_id}
-        super().__init__(config.text, tokenizer, template, generation, placeholders, _STOP_TOKENS)
+        super().__init__(config.text, tokenizer, template, generation, placeholders)
         self.template_options = frozenset({"enable_thinking"}) & template.variables
         self.reasoning_markers = THINKING if self.template_options else None
         self._tokens = PictureTokens(tokenizer)

@@ -23,7 +23,6 @@ from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
 from models.text.tools import Turn
 
-_STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 _OPTIONS = frozenset({"enable_thinking", "preserve_thinking", "reasoning_effort"})
 _THOUGHT = "a thought to look for"
 
@@ -41,7 +40,7 @@ class Qwen3VLProcessor(TextProcessor):
         self, config: Qwen3VLConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
         placeholders: dict[MediaKind, int] = {"image": config.image_token_id, "video": config.video_token_id}
-        super().__init__(config.text, tokenizer, template, generation, placeholders, _STOP_TOKENS)
+        super().__init__(config.text, tokenizer, template, generation, placeholders)
         self.config = config
         self.template_options = _OPTIONS & template.variables
         thinks = "enable_thinking" in self.template_options or _prompt_of(template).rstrip().endswith(THINKING[0])
