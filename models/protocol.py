@@ -1,10 +1,4 @@
-"""The interface between the service and a model family. One forward, two routes:
-
-    plan (host, numpy) -> buffers (device) -> forward(buffers, bucket) -> outputs
-
-Eager calls forward on buffers of the exact size; replay copies the plan into the static buffers of the cheapest
-captured bucket that fits and replays the captured graph of the same forward.
-"""
+"""The interface between the service and a model family. models/interfaces/capturable.py has what can be captured."""
 
 from __future__ import annotations
 
@@ -172,8 +166,6 @@ class SpeechModel(Protocol):
     unheard."""
     codec_memory_patches: int
     """Number of last patches on which the codec's streaming state depends: decoding them from silence restores it."""
-    local_networks: Sequence[nn.Module]
-    """Networks with several rows for each stream of a step; their GEMMs are tuned for more rows than the backbone's."""
 
     def step_weight_bytes(self, solver_steps: int) -> int:
         """Bytes of weights that a decode step of few rows reads: those of the flow solver once per evaluation."""

@@ -17,8 +17,8 @@ from models.protocol import VisionEncoder
 from models.qwen3_asr.config import CHUNK_FRAMES, CHUNK_ROWS, MEL_BANDS
 from models.qwen3_asr.encoder import BANDS, AudioEncoder
 from models.qwen_vl.encoder import PatchEncoder
-from models.qwen_vl.v2_5.vision import Qwen25VLEncoder
 from models.qwen_vl.v3.vision import Qwen3VLEncoder
+from models.qwen_vl.windowed_vision import Qwen25VLEncoder
 
 
 def encoder_floor(encoder: VisionEncoder, plan: Plan, embeds: int) -> float:

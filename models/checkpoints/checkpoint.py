@@ -287,13 +287,8 @@ def _kind_of(owner: nn.Module, name: str, dtype: torch.dtype) -> torch.dtype:
 
 def fill_random(module: nn.Module, seed: int) -> None:
     """Draws values of a usual scale on the parameters' device: matrices N(0, 1 / fan_in), norm weights near 1."""
-    generators: dict[torch.device, torch.Generator] = {}
+    generator = torch.Generator(next(module.parameters()).device).manual_seed(seed)
     for name, parameter, whole in _targets(module):
-        if parameter.is_meta:  # only the shapes of the model are needed
-            continue
-        generator = generators.get(parameter.device)
-        if generator is None:
-            generator = generators[parameter.device] = torch.Generator(parameter.device).manual_seed(seed)
         if whole is not None:
             for rows in [whole] if parameter.dim() == 2 else map(whole.at, range(parameter.shape[0])):
                 rows.draw(generator)

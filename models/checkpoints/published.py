@@ -8,6 +8,8 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from models.checkpoints.published_fields import check_fields
 from models.checkpoints.quantization_config import quantization_of
 from models.interfaces.errors import CheckpointError
@@ -77,20 +79,14 @@ def require_fields(
 def section_as(kind: type[Section], values: Mapping[str, Any], where: str) -> Section:
     """An instance of the dataclass `kind`, whose fields have the published names. CheckpointError lists those that are
     missing or null. where: the section's place."""
-    found = {field: values[field.name] for field in fields(kind) if values.get(field.name) is not None}  # type: ignore[arg-type]
-    missing = [field.name for field in fields(kind) if field not in found and field.default is MISSING]  # type: ignore[arg-type]
+    found = {name: value for name, value in values.items() if value is not None}
+    missing = [field.name for field in fields(kind) if field.name not in found and field.default is MISSING]  # type: ignore[arg-type]
     if missing:
         raise CheckpointError(f"{where} lacks {', '.join(missing)}")
-    return kind(**{field.name: _typed(value, str(field.type)) for field, value in found.items()})
-
-
-def _typed(value: Any, annotation: str) -> Any:
-    """A value of a JSON file as an annotation wants it."""
-    if annotation == "float":
-        return float(value)
-    if annotation.startswith("tuple"):
-        return tuple(map(float, value)) if "float" in annotation else tuple(value)
-    return value
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{where}: {error}") from error
 
 
 def of_channels(values: Mapping[str, Any], name: str, where: str, channels: int = 3) -> tuple[float, ...]:
@@ -158,12 +154,6 @@ def id_list(ids: int | list[int] | None) -> list[int]:
     if ids is None:
         return []
     return ids if isinstance(ids, list) else [ids]
-
-
-def published_name(directory: Path) -> str:
-    """The name of a checkpoint, derived from its path: the name of its directory, or of its repository in the hub's
-    cache (models--OWNER--NAME/snapshots/COMMIT)."""
-    return directory.parents[1].name if directory.parent.name == "snapshots" else directory.name
 
 
 def read_config(directory: Path) -> dict[str, Any]:

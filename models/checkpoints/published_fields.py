@@ -72,7 +72,8 @@ _NUMBER = Kind("a number", _is_number)
 _POSITIVE = Kind("a positive number", lambda value: _is_number(value) and value > 0)
 _AT_LEAST_0 = Kind("a number of at least 0", lambda value: _is_number(value) and value >= 0)
 _SHARE = Kind("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
-_COUNTS, _INDICES = _list_of(_COUNT, "positive integers"), _list_of(_INDEX, "integers of at least 0")
+_INDICES = _list_of(_INDEX, "integers of at least 0")
+_COUNTS = Kind("a list of positive integers, at least one", lambda v: v != [] and _list_of(_COUNT, "").fits(v))
 _NUMBERS, _POSITIVES = _list_of(_NUMBER, "numbers"), _list_of(_POSITIVE, "positive numbers")
 _IDS = Kind("a token id or a list of them", lambda ids: ids is None or _INDEX.fits(ids) or _INDICES.fits(ids))
 
@@ -99,8 +100,8 @@ _CONFIG = {
     # Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
     **_fields(_COUNT, "depth embed_dim num_heads out_hidden_size in_channels in_chans"),
     **_fields(_COUNT, "temporal_patch_size spatial_merge_size window_size num_position_embeddings"),
-    **_fields(_POSITIVE, "mlp_ratio"),
-    **_fields(_INDICES, "mrope_section deepstack_visual_indexes"),
+    **_fields(_POSITIVE, "mlp_ratio tokens_per_second"),
+    **_fields(_INDICES, "mrope_section deepstack_visual_indexes fullatt_block_indexes"),
     **_fields(_or_null(_SWITCH), "mrope_interleaved"),
     # transformers 4.52 to 4.57 writes null for some of these into text_config, where nobody reads them.
     **_fields(_or_null(_INDEX), "image_token_id video_token_id vision_start_token_id vision_end_token_id"),

@@ -38,15 +38,14 @@ def quantization_of(config: Mapping[str, Any]) -> QuantizationConfig | None:
     sections = {"": config, **{f"{key}.": value for key, value in config.items() if isinstance(value, dict)}}
     found = []
     for prefix, section in sections.items():
-        for name in ("quantization_config", "compression_config"):
-            if (given := section.get(name)) or (given is not None and not isinstance(given, dict)):
-                try:
-                    found.append(_read(given))
-                except CheckpointError as error:
-                    method = (
-                        f" ({given['quant_method']})" if isinstance(given, dict) and "quant_method" in given else ""
-                    )
-                    raise CheckpointError(f"{prefix}{name}{method}: {error}") from error
+        given = section.get("quantization_config")
+        if given is None or given == {}:
+            continue
+        try:
+            found.append(_read(given))
+        except CheckpointError as error:
+            method = f" ({given['quant_method']})" if isinstance(given, dict) and "quant_method" in given else ""
+            raise CheckpointError(f"{prefix}quantization_config{method}: {error}") from error
     if len(set(found)) > 1:
         raise CheckpointError("quantization_config: several sections with different formats are not hosted")
     experts = any(section.get(name) for section in sections.values() for name in ("num_experts", "n_routed_experts"))

@@ -3,9 +3,9 @@ entry here."""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ class Family:
     """A model family. architectures: what config.json calls its models (`architectures` or `architecture`). package:
     has the modules that `processor` and `model` name, as import paths for `resolve`. drafter: whether `model` takes the
     argument drafter, which loads the network of Decoder.drafter, too. task: what requests ask of it, if it is not
-    `kind`. processor_module: where the package has load_processor."""
+    `kind`. processor_at: the module with load_processor, if it is not the package's `processor`."""
 
     name: str
     kind: Literal["chat", "speech"]
@@ -26,12 +26,12 @@ class Family:
     package: str
     drafter: bool = False
     task: Literal["transcription", "alignment"] | None = None
-    processor_module: str = "processor"
+    processor_at: str = ""
 
     @property
     def processor(self) -> str:
         """load_processor(directory: Path) -> ChatProcessor | SpeechProcessor. Must not import torch."""
-        return f"{self.package}.{self.processor_module}:load_processor"
+        return f"{self.processor_at or f'{self.package}.processor'}:load_processor"
 
     @property
     def model(self) -> str:
@@ -45,15 +45,20 @@ class Family:
 _NAMED = "ForConditionalGeneration"
 ALIGNERS = ("Qwen3ASRForTokenClassification", "qwen3_forced_aligner")
 """The second is thinker_config.model_type: the makers' file names the recogniser's architecture."""
+_QWEN3_5 = (f"Qwen3_5{_NAMED}", f"Qwen3_5Moe{_NAMED}")
 FAMILIES: tuple[Family, ...] = (
     Family("qwen2_vl", "chat", (f"Qwen2VL{_NAMED}",), "models.qwen_vl"),
-    Family("qwen2_5_vl", "chat", (f"Qwen2_5_VL{_NAMED}",), "models.qwen_vl.v2_5"),
+    Family("qwen2_5_vl", "chat", (f"Qwen2_5_VL{_NAMED}",), "models.qwen_vl"),
     Family("qwen3_vl", "chat", (f"Qwen3VL{_NAMED}", f"Qwen3VLMoe{_NAMED}"), "models.qwen_vl.v3"),
-    Family("qwen3_5", "chat", (f"Qwen3_5{_NAMED}", f"Qwen3_5Moe{_NAMED}"), "models.qwen_vl.v3_5", drafter=True),
+    Family(
+        "qwen3_5", "chat", _QWEN3_5, "models.qwen_vl.v3_5", drafter=True, processor_at="models.qwen_vl.v3.processor"
+    ),
     Family("minicpmv", "chat", ("MiniCPMV",), "models.minicpmv"),
     Family("minicpmv4_6", "chat", (f"MiniCPMV4_6{_NAMED}", f"MiniCPMV4_7{_NAMED}"), "models.minicpmv.v4_6"),
     Family("kimi_vl", "chat", (f"KimiVL{_NAMED}",), "models.kimi_vl"),
-    Family("qwen3_aligner", "chat", ALIGNERS, "models.qwen3_asr", task="alignment", processor_module="aligner"),
+    Family(
+        "qwen3_aligner", "chat", ALIGNERS, "models.qwen3_asr", task="alignment", processor_at="models.qwen3_asr.aligner"
+    ),
     Family("qwen3_asr", "chat", (f"Qwen3ASR{_NAMED}",), "models.qwen3_asr", task="transcription"),
     Family("voxcpm2", "speech", ("voxcpm2",), "models.voxcpm2"),
 )
@@ -72,7 +77,5 @@ def family_of(directory: Path) -> Family:
     raise CheckpointError(f"{directory}: config.json: architecture {architectures} is not hosted; hosted are {known}")
 
 
-def resolve(path: str) -> Callable[..., Any]:
-    """The function at import path "module:function"."""
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
+resolve: Callable[[str], Callable[..., Any]] = pkgutil.resolve_name
+"""The function at import path "module:function"."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,26 +29,19 @@ def with_the_files_head(
     as it is. embeddings: the names that the table may have."""
     if not decoder.tied or source.load_format == "random" or source.device.type == "meta":
         return decoder
-    places = _files_of(source.directory, (head, *embeddings))
-    table = next((name for name in embeddings if name in places), None)
-    if head not in places or table is None or _equal(places[head], head, places[table], table):
-        return decoder
+    with ExitStack() as stack:
+        files = [stack.enter_context(opened(path)) for path in shard_paths(source.directory)]
+        found = {name: file.get_slice(name) for file in files for name in {head, *embeddings} & set(file.keys())}
+        table = next((found[name] for name in embeddings if name in found), None)
+        if head not in found or table is None or _equal(found[head], table):
+            return decoder
     return replace(decoder, tied=False)
 
 
-def _files_of(directory: Path, names: Sequence[str]) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    for path in shard_paths(directory):
-        with opened(path) as file:
-            found |= dict.fromkeys(set(names) & set(file.keys()), path)
-    return found
-
-
-def _equal(first_path: Path, first_name: str, second_path: Path, second_name: str) -> bool:
-    with opened(first_path) as first_file, opened(second_path) as second_file:
-        first, second = first_file.get_slice(first_name), second_file.get_slice(second_name)
-        if first.get_shape() != second.get_shape():
-            return False
-        parts = (slice(row, row + _ROWS) for row in range(0, first.get_shape()[0], _ROWS))
-        # In one dtype, since torch does not promote float8: a block-scaled head has other values than the table.
-        return all(torch.equal(first[part].float(), second[part].float()) for part in parts)
+def _equal(first: Any, second: Any) -> bool:
+    """Whether two slices of safetensors files have the same values."""
+    if first.get_shape() != second.get_shape():
+        return False
+    parts = (slice(row, row + _ROWS) for row in range(0, first.get_shape()[0], _ROWS))
+    # In one dtype, since torch does not promote float8: a block-scaled head has other values than the table.
+    return all(torch.equal(first[part].float(), second[part].float()) for part in parts)

@@ -1,16 +1,10 @@
-"""How many processors this process may use: its affinity and the quota of its control groups. Torch-free.
-
-cpu.max of version 2, cpu.cfs_quota_us and cpu.cfs_period_us of version 1 (Documentation/admin-guide/cgroup-v2.rst and
-Documentation/scheduler/sched-bwc.rst of Linux).
-"""
+"""How many processors this process may use: its affinity and the quota of its control groups of version 2
+(cpu.max in Documentation/admin-guide/cgroup-v2.rst of Linux). Torch-free."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-
-_VERSION_1_MOUNTS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
 
 
 def available() -> int:
@@ -28,45 +22,21 @@ def default_threads() -> int:
 
 
 def group_quota(root: Path = Path("/")) -> float | None:
-    """Processors that the control groups of this process allow: the smallest quota of them and their parents; None: no
-    limit. root: holds proc/self/cgroup and sys/fs/cgroup."""
-    quotas = [quota for quota in _quotas(root) if quota is not None]
-    return min(quotas, default=None)
+    """Processors that the control group of this process and its parents allow: the smallest quota; None: no limit.
+    root: holds proc/self/cgroup and sys/fs/cgroup.
 
-
-def _quotas(root: Path) -> Iterator[float | None]:
-    mounts = root / "sys/fs/cgroup"
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
-        number, controllers, group = line.split(":", 2)
-        if number == "0":
-            for mount in (mounts, mounts / "unified"):
-                yield from (_version_2_quota(folder) for folder in _with_parents(mount, group))
-        elif "cpu" in controllers.split(","):
-            for name in _VERSION_1_MOUNTS:
-                yield from (_version_1_quota(folder) for folder in _with_parents(mounts / name, group))
-
-
-def _with_parents(mount: Path, group: str) -> Iterator[Path]:
-    """A container may see its own group as the mount itself, while the path is the one on the host, so folders may be
+    A container may see its own group as the mount itself, while the path is the one on the host, so folders may be
     missing: they hold no files."""
-    folder = mount / group.lstrip("/")
-    yield folder
-    while folder != mount and mount in folder.parents:
-        folder = folder.parent
-        yield folder
+    lines = (_text(root / "proc/self/cgroup") or "").splitlines()
+    groups = [Path(line.removeprefix("0::/")) for line in lines if line.startswith("0::")]
+    folders = [root / "sys/fs/cgroup" / folder for group in groups for folder in (group, *group.parents)]
+    return min((quota for quota in map(_quota, folders) if quota is not None), default=None)
 
 
-def _version_2_quota(folder: Path) -> float | None:
+def _quota(folder: Path) -> float | None:
     """ "200000 100000" -> 2.0; "max 100000" -> None."""
     quota, _, period = (_text(folder / "cpu.max") or "max").strip().partition(" ")
     return None if quota == "max" else int(quota) / int(period or 100_000)
-
-
-def _version_1_quota(folder: Path) -> float | None:
-    quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
-    if quota is None or period is None or int(quota) <= 0:
-        return None
-    return int(quota) / int(period)
 
 
 def _text(path: Path) -> str | None:

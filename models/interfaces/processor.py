@@ -31,22 +31,27 @@ class Transcript:
     text: str
 
 
-class AudioInput(Protocol):
-    """What a model that transcribes hears, and how its answers are read."""
+class AudioItems(Protocol):
+    """What a model hears."""
 
     sample_rate: int
     """Samples per second of `item`, which are mono and within -1 and 1; of integers, value / 32768."""
     max_seconds: float
     """Longest item."""
-    languages: Mapping[str, str]
-    """The model's names of languages by ISO code."""
-    start_id: int
-    """Id of the token behind which an answer's text begins, unless the language was given."""
 
     def item(self, samples: np.ndarray) -> MediaItem:
         """float32 [n]. Raises InputError if there are none, too many, or some that are not finite. Samples over 1 scale
         the others down; silence is audio like any other."""
         ...
+
+
+class AudioInput(AudioItems, Protocol):
+    """What a model that transcribes hears, and how its answers are read."""
+
+    languages: Mapping[str, str]
+    """The model's names of languages by ISO code."""
+    start_id: int
+    """Id of the token behind which an answer's text begins, unless the language was given."""
 
     def language(self, name: str) -> str:
         """The model's name of a language, from a name or a code such as en or en-US. Raises InputError."""
@@ -85,16 +90,8 @@ class AlignedWord:
     end: float
 
 
-class Aligner(Protocol):
+class Aligner(AudioItems, Protocol):
     """The processor of a model that says when words were said."""
-
-    sample_rate: int
-    max_seconds: float
-    """As of AudioInput."""
-
-    def item(self, samples: np.ndarray) -> MediaItem:
-        """As of AudioInput."""
-        ...
 
     def words(self, text: str, language: str | None = None) -> list[str]:
         """The words of a transcript that get a time, without punctuation. language: as in Transcript. Raises InputError

@@ -127,44 +127,28 @@ def resize(picture: Image.Image, width: int, height: int) -> np.ndarray:
         picture = _resampled(picture, picture.width, height)
     pixels = max(picture.width * picture.height, width * height)
     bands = max(1, min(_threads, pixels // _PIXELS_OF_A_BAND))
-    return _along_columns(_along_rows(picture, width, bands), height, bands)
+    lines = _resampled(picture, width, picture.height, bands)
+    return np.asarray(_resampled(lines, width, height, bands))
 
 
-def _along_rows(picture: Image.Image, width: int, bands: int) -> Image.Image:
-    """RGB of any width -> RGB of `width`, as high as it was."""
-    if picture.width == width:
-        return picture
-    if bands == 1:
-        return _resampled(picture, width, picture.height)
-    spans = _spans(picture.height, bands)
-    parts = _pool(_threads).map(
-        lambda span: _resampled(picture.crop((0, span[0], picture.width, span[1])), width, span[1] - span[0]), spans
-    )
-    whole = Image.new("RGB", (width, picture.height))
-    for (first, _), part in zip(spans, parts, strict=True):
-        whole.paste(part, (0, first))
-    return whole
-
-
-def _along_columns(picture: Image.Image, height: int, bands: int) -> np.ndarray:
-    """RGB of any height -> uint8 [height, width, 3], as wide as it was."""
-    if bands == 1 or picture.height == height:
-        return np.asarray(_resampled(picture, picture.width, height))
-    spans = _spans(picture.width, bands)
-    parts = _pool(_threads).map(
-        lambda span: np.asarray(
-            _resampled(picture.crop((span[0], 0, span[1], picture.height)), span[1] - span[0], height)
-        ),
-        spans,
-    )
-    return np.concatenate(list(parts), axis=1)
-
-
-def _resampled(picture: Image.Image, width: int, height: int) -> Image.Image:
-    """One pass of Pillow's, or none."""
+def _resampled(picture: Image.Image, width: int, height: int, bands: int = 1) -> Image.Image:
+    """One pass of Pillow's, in bands across the side that it changes, or none."""
     if picture.size == (width, height):
         return picture
-    return picture.resize((width, height), Image.Resampling.BICUBIC)
+    if bands == 1:
+        return picture.resize((width, height), Image.Resampling.BICUBIC)
+    of_rows = picture.height == height
+
+    def band(span: tuple[int, int]) -> Image.Image:
+        first, stop = span
+        if of_rows:
+            return _resampled(picture.crop((0, first, picture.width, stop)), width, stop - first)
+        return _resampled(picture.crop((first, 0, stop, picture.height)), stop - first, height)
+
+    spans, whole = _spans(height if of_rows else width, bands), Image.new("RGB", (width, height))
+    for (first, _), part in zip(spans, _pool(_threads).map(band, spans), strict=True):
+        whole.paste(part, (0, first) if of_rows else (first, 0))
+    return whole
 
 
 def _spans(length: int, count: int) -> list[tuple[int, int]]:

@@ -23,9 +23,6 @@ class VisionConfig:
     init_pos_emb_width: int
     merge_kernel_size: tuple[int, int]
 
-    def __post_init__(self) -> None:
-        check_heads(self.hidden_size, self.num_attention_heads, ("hidden_size", "num_attention_heads"))
-
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
@@ -98,12 +95,13 @@ def load_config(directory: Path) -> KimiVLConfig:
     if (rope.get("rope_type") or rope.get("type") or "default") != "default":
         raise CheckpointError(f"{where}: text_config.{name} is {rope!r}, expected no scaling")
     text["rope_theta"] = rope.get("rope_theta") or text.get("rope_theta")
-    if vision.get("merge_kernel_size") != [2, 2]:
-        raise CheckpointError(f"{where}: vision_config.merge_kernel_size must be [2, 2]")
+    require_fields(f"{where}: vision_config.", vision, {"merge_kernel_size": [2, 2]}, needed=True)
     if "media_placeholder_token_id" not in config:
         raise CheckpointError(f"{where}: media_placeholder_token_id is missing")
+    tower = section_as(VisionConfig, vision, f"{where}: vision_config")
+    check_heads(tower.hidden_size, tower.num_attention_heads, ("hidden_size", "num_attention_heads"))
     return KimiVLConfig(
-        vision=section_as(VisionConfig, vision, f"{where}: vision_config"),
+        vision=tower,
         text=section_as(TextConfig, text, f"{where}: text_config"),
         media_placeholder_token_id=config["media_placeholder_token_id"],
     )

@@ -16,8 +16,7 @@ from models.layers.mla import LatentAttention, LatentAttentionConfig, half_split
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SigmoidRouter
 from models.layers.norms import RMSNorm, add_rms_norm
-from models.layers.quantized import hold_in_e4m3
-from models.layers.rotary import inverse_frequencies, rotary_cos_sin
+from models.layers.rope_scaling import Rotary
 
 
 class LatentBlock(nn.Module):
@@ -51,7 +50,6 @@ class LatentDecoder(TokenDecoder):
 
     position_axes = 1
     drafter = None
-    frequencies: Tensor
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__(config.vocab_size, config.hidden_size, config.max_position_embeddings)
@@ -59,15 +57,14 @@ class LatentDecoder(TokenDecoder):
         self.layers = nn.ModuleList(LatentBlock(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        frequencies = inverse_frequencies(config.qk_rope_head_dim, config.rope_theta)
-        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.rotary = Rotary(config.qk_rope_head_dim, config.rope_theta)
 
     def cache_specs(self) -> list[CacheSpec]:
         return [attention_config(self.config).cache_spec] * self.config.num_hidden_layers
 
     def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """Embeddings [n, hidden_size], positions int64 [1, n] -> normed hidden states [n, hidden_size]."""
-        rotary = rotary_cos_sin(positions[0], self.frequencies)
+        rotary = self.rotary(positions)
         layers = cast("Sequence[LatentBlock]", self.layers)
         norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
         normed = layers[0].attention_norm(hidden)
@@ -76,10 +73,6 @@ class LatentDecoder(TokenDecoder):
             normed, hidden = add_rms_norm(attended, hidden, layer.mlp_norm.weight, layer.mlp_norm.eps)
             normed, hidden = add_rms_norm(layer.mlp(normed), hidden, following.weight, following.eps)
         return normed
-
-    def hold_in_e4m3(self) -> None:
-        """Makes the linear layers hold e4m3 weights; called on the meta device."""
-        hold_in_e4m3(self)
 
     def reorder_rotary_rows(self) -> None:
         """Permutes rows of q and k: the published order pairs neighbours, ours pairs halves. Scores stay the same."""

@@ -14,30 +14,19 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.checkpoints.published import id_list, published_name, read_optional_json
+from models.checkpoints.published import read_optional_json
 from models.interfaces.errors import CheckpointError
-from models.interfaces.media import (
-    ChatMessage,
-    MediaItem,
-    MediaKind,
-    Prompt,
-    TokenizedChat,
-    VideoFrames,
-    VideoMetadata,
-    media_digest,
-)
+from models.interfaces.media import ContentPart, MediaItem, MediaKind, VideoFrames, VideoMetadata, media_digest
 from models.interfaces.resizing import FrameResizer, resized_or_left
 from models.kimi_vl.config import KimiVLConfig, load_config
 from models.kimi_vl.pictures import ImageSettings, checked_size, fitted_size, load_image_settings
 from models.kimi_vl.tokenizer import load_tokenizer
-from models.text.chat_template import ChatTemplate, load_chat_template, template_turn
+from models.text.chat_template import ChatTemplate, load_chat_template
 from models.text.placeholders import MediaTokens, join, plain, repeated
 from models.text.processor import TextProcessor
 from models.text.tokenizer import Tokenizer
-from models.text.tools import Escape, Turn
+from models.text.tools import Escape
 
-_TEMPERATURES = (("thinking-2506", 0.8), ("thinking", 0.6), ("instruct", 0.2))
-"""The makers' recommendations (model cards), by a part of the checkpoint's name; the first match counts."""
 _ROLE_TOKENS = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>")
 _STOP_TOKENS = ("[EOS]", "<|im_end|>", "[EOT]")
 _LOW_DETAIL_DIVISOR = 4
@@ -62,15 +51,12 @@ class KimiVLProcessor(TextProcessor):
         template: ChatTemplate,
         images: ImageSettings,
         generation: Mapping[str, Any],
-        recommended: Mapping[str, float] | None = None,
     ) -> None:
-        """recommended: sampling for a generation_config.json that names none."""
         # Reserved ids between named ones can be generated, as by the published code; they have no text.
-        super().__init__(asdict(config.text), tokenizer, template, generation, _STOP_TOKENS, recommended)
-        self.stop_token_ids |= frozenset(id_list(config.text.eos_token_id))
+        placeholders: dict[MediaKind, int] = dict.fromkeys(("image", "video"), config.media_placeholder_token_id)
+        super().__init__(asdict(config.text), tokenizer, template, generation, placeholders, _STOP_TOKENS)
         self.config = config
         self.images = images
-        self.placeholder_ids = frozenset({config.media_placeholder_token_id})
         self._frame_limit = self.images.in_token_limit // _LOW_DETAIL_DIVISOR
         special = tokenizer.special_ids
         opening = [special["<|media_start|>"], *tokenizer.encode_plain("image"), special["<|media_content|>"]]
@@ -106,17 +92,14 @@ class KimiVLProcessor(TextProcessor):
         frames, to = video.resized(self.frame_resizer)
         return self._item("video", frames, (to.height, to.width))
 
-    def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
-        """A video is one image for the template; expand_placeholders turns it into frames."""
-        return template_turn(message, lambda _: "image", escaped)
+    def template_content(self, parts: Sequence[ContentPart], kinds: Sequence[MediaKind], escaped: Escape) -> Any:
+        """A video is one image for the template; media_tokens makes frames of it."""
+        return super().template_content(parts, ["image"] * len(kinds), escaped)
 
-    def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
-        return self.plain_prompt(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders], items)
-
-    def _media_tokens(self, item: MediaItem) -> MediaTokens:
-        """The tokens that replace a placeholder: the rows of each frame, in a block of its own."""
+    def media_tokens(self, item: MediaItem) -> MediaTokens:
+        """The rows of each frame, in a block of its own."""
         rows = (item.arrays["grids"].prod(axis=1) // self.config.vision.merged_patches).tolist()
-        runs = {count: repeated(self.config.media_placeholder_token_id, count) for count in set(rows)}
+        runs = {count: repeated(self.placeholders[item.kind], count) for count in set(rows)}
         parts = [runs[rows[0]]]
         for count in rows[1:]:
             parts += (self._between_frames, runs[count])
@@ -150,19 +133,6 @@ def load_processor(directory: Path) -> KimiVLProcessor:
     needed |= {"<|media_start|>", "<|media_content|>", "<|media_end|>"}
     if missing := sorted(needed - tokenizer.special_ids.keys()):
         raise CheckpointError(f"{directory}: tokenizer_config.json lacks special tokens {missing}")
-    if config.media_placeholder_token_id not in tokenizer.special_ids.values():
-        raise CheckpointError(
-            f"{directory}: config.json: media_placeholder_token_id {config.media_placeholder_token_id!r} is no "
-            "special token of tokenizer_config.json"
-        )
     generation = read_optional_json(directory, "generation_config.json")
-    template = load_chat_template(directory)
-    images, recommended = load_image_settings(directory, config.vision), _recommended_sampling(directory)
-    return KimiVLProcessor(config, tokenizer, template, images, generation, recommended)
-
-
-def _recommended_sampling(directory: Path) -> Mapping[str, float]:
-    """Sampling for files that name none. The files of Instruct and Thinking are alike in this respect, so the name
-    decides."""
-    name = published_name(directory).lower()
-    return next(({"temperature": temperature} for text, temperature in _TEMPERATURES if text in name), {})
+    images = load_image_settings(directory, config.vision)
+    return KimiVLProcessor(config, tokenizer, load_chat_template(directory), images, generation)

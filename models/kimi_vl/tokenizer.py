@@ -7,7 +7,6 @@ every split of every token into two known pieces, in order of the token's rank.
 from __future__ import annotations
 
 import base64
-import binascii
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
             if int(rank) != number:
                 raise ValueError(f"line {number + 1} has rank {rank}")
             ranks.append(base64.b64decode(token, validate=True))
-    except (OSError, ValueError, binascii.Error) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{directory}: tiktoken.model cannot be read: {error}") from error
     absent = {bytes([value]) for value in range(256)} - set(ranks)
     if absent:

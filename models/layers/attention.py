@@ -1,5 +1,5 @@
-"""Attention: packed variable-length, paged decode, paged prefill, and dense. The first three have a reference in plain
-PyTorch, a kernel for GPUs and a faster form for CPUs; tests compare both with the reference.
+"""Attention: packed variable-length, paged decode and paged prefill. Each has a reference in plain PyTorch, a kernel
+for GPUs and a faster form for CPUs; tests compare both with the reference.
 
 Tensors are packed: [rows, heads, head_dim]. In grouped-query attention, query head h reads key head h // (Hq // Hkv).
 Softmax and accumulation are in float32. Every row of the output is written: rows outside all segments are zero.
@@ -7,10 +7,7 @@ Softmax and accumulation are in float32. Every row of the output is written: row
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers.host_attention import (
@@ -177,24 +174,6 @@ def rotary_paged_decode_attention(
     return paged_decode_attention(q, k_cache, v_cache, block_tables, seq_lens, page_size)
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Bidirectional attention over equal, short sequences: q [N, L, Hq, D], k and v [N, L, Hkv, D] -> like q."""
-    out = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), enable_gqa=k.shape[2] != q.shape[2]
-    )
-    return out.transpose(1, 2)
-
-
-class _NewRows(NamedTuple):
-    """Packed rows on their way into the cache, as cached_attention takes them, and their KV slots."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    rotary: tuple[Tensor, Tensor] | None
-    slot_mapping: Tensor
-
-
 def cached_attention(
     q: Tensor,
     k: Tensor,
@@ -209,22 +188,12 @@ def cached_attention(
     q [n, Hq, D], k and v [n, Hkv, D], packed as `batch` describes. rotary: cos and sin float32 [n, R/2], R <= D; None
     if there is no rotation or it has been done already. qk_norm: before the rotation.
     """
-    new = _NewRows(q, k, v, rotary, batch.slot_mapping)
-    attend = _decode if batch.num_decode_rows else _prefill
-    return attend(new, qk_norm, layer, batch)
-
-
-def _decode(new: _NewRows, qk_norm: QKNorm | None, layer: int, batch: PagedBatch) -> Tensor:
-    assert batch.block_tables is not None and batch.seq_lens is not None
-    q, k, v, rotary, slots = new
-    caches, pages = batch.caches[layer], (batch.block_tables, batch.seq_lens, batch.page_size)
-    return rotary_paged_decode_attention(q, k, v, rotary, caches["k"], caches["v"], slots, *pages, qk_norm)
-
-
-def _prefill(new: _NewRows, qk_norm: QKNorm | None, layer: int, batch: PagedBatch) -> Tensor:
+    k_cache, v_cache, slots = batch.caches[layer]["k"], batch.caches[layer]["v"], batch.slot_mapping
+    if batch.num_decode_rows:
+        assert batch.block_tables is not None and batch.seq_lens is not None
+        pages = batch.block_tables, batch.seq_lens, batch.page_size
+        return rotary_paged_decode_attention(q, k, v, rotary, k_cache, v_cache, slots, *pages, qk_norm)
     assert batch.cu_seqlens_q is not None
-    k_cache, v_cache = batch.caches[layer]["k"], batch.caches[layer]["v"]
-    q, k, v, rotary, slots = new
     q, k = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slots, qk_norm)
     if batch.prefill_tables is not None:
         assert batch.prefill_lens is not None

@@ -50,7 +50,6 @@ class BlockConfig:
     head_dim: int
     norm_eps: float
     qkv_bias: bool = False
-    out_bias: bool = False
     qk_norm: bool = False
     experts: ExpertsConfig | None = None
 
@@ -66,7 +65,7 @@ class SelfAttention(nn.Module):
         self.config = config
         heads = config.num_heads + 2 * config.num_kv_heads
         self.qkv = nn.Linear(config.hidden_size, heads * config.head_dim, bias=config.qkv_bias)
-        self.out = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.out_bias)
+        self.out = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
@@ -76,15 +75,9 @@ class SelfAttention(nn.Module):
         """[..., n, hidden_size] -> the outputs of the heads [..., n, num_heads * head_dim], for all rows or for those
         in `keep`. lora: adapters of the projections."""
         qkv = gemm(normed, self.qkv.weight, self.qkv.bias, lora=None if lora is None else lora.qkv(layer))
-        q, k, v = self.split(qkv)
+        heads = (self.config.num_heads, self.config.num_kv_heads, self.config.num_kv_heads)
+        q, k, v = qkv.unflatten(-1, (-1, self.config.head_dim)).split(heads, dim=-2)
         return attend(q if keep is None else q[..., keep, :, :], k, v, layer).flatten(-2)
-
-    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Views of one tensor: q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim]."""
-        config = self.config
-        heads = qkv.unflatten(-1, (-1, config.head_dim))
-        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=-2)
-        return q, k, v
 
     @property
     def qk_norm(self) -> QKNorm | None:

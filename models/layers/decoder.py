@@ -18,10 +18,11 @@ from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.norms import RMSNorm
 from models.layers.quantized import COLUMNS, QuantizedWeight, Weight, hold_in_e4m3
 from models.layers.rope_field import rope_field
-from models.layers.rope_scaling import LongRope, Yarn, read_rope_scaling, scaled_frequencies
-from models.layers.rotary import rotary_cos_sin, section_axes
+from models.layers.rope_scaling import LongRope, Rotary, Yarn, read_rope_scaling
 
 _QWEN3_HEAD_DIM = 128
+_FIXED = {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False}
+"""Fields that have one value in all published files."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,19 @@ class DecoderConfig:
         cls,
         config: Mapping[str, Any],
         *,
-        qkv_bias: bool | None = None,
+        qkv_bias: bool = False,
         qk_norm: bool = False,
         experts: ExpertsConfig | None = None,
         feature_levels: int = 0,
     ) -> DecoderConfig:
         """Reads the text fields of a config.json, published (rope_scaling, rope_theta) or as transformers 5 writes them
-        (rope_parameters). qkv_bias: None follows the field attention_bias, which in Llama form covers o_proj, too.
+        (rope_parameters).
 
         Raises CheckpointError that names the field that is missing or not supported.
         """
-        if config.get("hidden_act", "silu") != "silu":
-            raise CheckpointError(f"config.json: hidden_act {config['hidden_act']!r} is not supported, expected 'silu'")
-        if config.get("use_sliding_window"):
-            raise CheckpointError("config.json: use_sliding_window true is not supported")
+        for name, value in _FIXED.items():
+            if (found := config.get(name)) not in (None, value):
+                raise CheckpointError(f"config.json: {name} is {found!r}, expected {value!r}")
         try:
             block = _block_config(config, qkv_bias, qk_norm, experts)
             _, rope = rope_field(config)
@@ -85,7 +85,7 @@ class DecoderConfig:
 
 
 def _block_config(
-    config: Mapping[str, Any], qkv_bias: bool | None, qk_norm: bool, experts: ExpertsConfig | None
+    config: Mapping[str, Any], qkv_bias: bool, qk_norm: bool, experts: ExpertsConfig | None
 ) -> BlockConfig:
     hidden_size, num_heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
@@ -93,7 +93,6 @@ def _block_config(
         raise CheckpointError(
             f"config.json: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
         )
-    attention_bias = bool(config.get("attention_bias", False))
     # The default of the published class does not depend on the width; mixtures of experts have no such default.
     default = _QWEN3_HEAD_DIM if qk_norm and experts is None else hidden_size // num_heads
     return BlockConfig(
@@ -103,8 +102,7 @@ def _block_config(
         num_kv_heads=num_kv_heads,
         head_dim=int(config.get("head_dim") or default),
         norm_eps=float(config["rms_norm_eps"]),
-        qkv_bias=attention_bias if qkv_bias is None else qkv_bias,
-        out_bias=attention_bias if qkv_bias is None else False,
+        qkv_bias=qkv_bias,
         qk_norm=qk_norm,
         experts=experts,
     )
@@ -152,8 +150,6 @@ class TokenDecoder(nn.Module):
 class CausalDecoder(TokenDecoder):
     """Runs packed rows through all layers over a paged cache. Implements models.protocol.Decoder; can be captured."""
 
-    frequencies: Tensor
-    axes: Tensor | None
     drafter = None
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -164,13 +160,13 @@ class CausalDecoder(TokenDecoder):
         self.layers = nn.ModuleList(Block(config.block) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.block.hidden_size, config.block.norm_eps)
         self.head = None if config.tied else nn.Linear(config.block.hidden_size, config.vocab_size, bias=False)
-        frequencies, self.rope_scale = scaled_frequencies(config.scaling, config.block.head_dim, config.rope_theta)
-        axes = None
-        if config.mrope_section:
-            sections, count = config.mrope_section, len(frequencies)
-            axes = section_axes(sections, interleaved=config.mrope_interleaved, count=count)
-        self.register_buffer("frequencies", frequencies, persistent=False)
-        self.register_buffer("axes", axes, persistent=False)
+        self.rotary = Rotary(
+            config.block.head_dim,
+            config.rope_theta,
+            config.scaling,
+            config.mrope_section,
+            interleaved=config.mrope_interleaved,
+        )
 
     def cache_specs(self) -> list[CacheSpec]:
         block = self.config.block
@@ -180,8 +176,7 @@ class CausalDecoder(TokenDecoder):
     def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """hidden [n, hidden_size * (1 + levels)] (embeddings, followed by the features of `levels` first layers),
         positions int64 [position_axes, n] -> normed hidden states [n, hidden_size]."""
-        positions = positions if self.axes is not None else positions[0]
-        rotary = rotary_cos_sin(positions, self.frequencies, self.axes, scale=self.rope_scale)
+        rotary = self.rotary(positions)
         layers, width = cast("Sequence[Block]", self.layers), self.config.block.hidden_size
 
         def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:

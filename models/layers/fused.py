@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.layers.attention import dense_attention
 from models.layers.op import op
 from models.layers.precision import upcast
 from models.layers.rotary import rotate_half_split
@@ -44,4 +43,6 @@ def rotary_dense_attention(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Te
     and sin float32 [L, D/2]. Rotated values are rounded to the dtype before they are multiplied. -> [N, Lq, Hq, D].
     """
     rows = slice(first_query, first_query + q.shape[1])
-    return dense_attention(rotate_half_split(q, cos[rows], sin[rows]), rotate_half_split(k, cos, sin), v)
+    q, k = rotate_half_split(q, cos[rows], sin[rows]), rotate_half_split(k, cos, sin)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=k.shape[1] != q.shape[1]).transpose(1, 2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -31,8 +32,7 @@ class CacheSpec:
         }
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        itemsize = torch.empty((), dtype=dtype).element_size()
-        return sum(itemsize * torch.Size(shape).numel() for shape in self.rows.values())
+        return sum(dtype.itemsize * prod(shape) for shape in self.rows.values())
 
 
 def allocate_together(

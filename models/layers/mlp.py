@@ -27,7 +27,15 @@ class MLP(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(_activated_linear(x, self.fc1, self.activation))
+        layer = self.fc1
+        if self.activation == "quick_gelu":
+            hidden = gemm(x, layer.weight, layer.bias, "quick_gelu")
+        elif self.activation == "gelu_tanh" and x.is_cuda and x.dtype != torch.float32:
+            # cuBLASLt applies bias and tanh GELU inside the GEMM, before its result is rounded.
+            hidden = torch._addmm_activation(layer.bias, x, layer.weight.t(), use_gelu=True)
+        else:
+            hidden = F.gelu(layer(x), approximate="tanh" if self.activation == "gelu_tanh" else "none")
+        return self.fc2(hidden)
 
 
 class Merger(nn.Module, Generic[N]):
@@ -44,15 +52,6 @@ class Merger(nn.Module, Generic[N]):
 
     def forward(self, normed: Tensor) -> Tensor:
         return self.mlp(normed.view(-1, self.width))
-
-
-def _activated_linear(x: Tensor, layer: nn.Linear, activation: Activation) -> Tensor:
-    if activation == "quick_gelu":
-        return gemm(x, layer.weight, layer.bias, "quick_gelu")
-    if activation == "gelu_tanh" and x.is_cuda and x.dtype != torch.float32:
-        # cuBLASLt applies bias and tanh GELU inside the GEMM, before its result is rounded.
-        return torch._addmm_activation(layer.bias, x, layer.weight.t(), use_gelu=True)
-    return F.gelu(layer(x), approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 class SwiGLU(nn.Module):

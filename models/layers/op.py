@@ -13,8 +13,8 @@ that nothing here depends on them or on Triton.
 
 from __future__ import annotations
 
-import importlib
 import logging
+import pkgutil
 import threading
 from collections.abc import Callable
 from functools import cached_property, update_wrapper
@@ -95,8 +95,7 @@ class Op(Generic[Params, Result]):
     def kernel(self) -> Callable[..., Result]:
         """The function that launches the CUDA kernel, or without a GPU runs it in Triton's interpreter. Some have
         further options that the reference has no use for, such as a tile."""
-        module, _, name = self._cuda.partition(":")
-        return cast("Callable[..., Result]", getattr(importlib.import_module(module), name))
+        return cast("Callable[..., Result]", pkgutil.resolve_name(self._cuda))
 
     def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
         first: Any = args[0]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.interfaces.errors import CheckpointError
-from models.layers.rotary import inverse_frequencies
+from models.layers.rotary import inverse_frequencies, rotary_cos_sin, section_axes
 
 
 @dataclass(frozen=True)
@@ -142,3 +142,29 @@ def scaled_frequencies(scaling: LongRope | Yarn | None, head_dim: int, theta: fl
     if scaling is None:
         return inverse_frequencies(head_dim, theta), 1.0
     return scaling.frequencies(head_dim, theta), scaling.scale
+
+
+class Rotary(nn.Module):
+    """positions int64 [axes, n] -> cos and sin float32 [n, head_dim / 2]. sections: of M-RoPE, one for each axis."""
+
+    frequencies: Tensor
+    axes: Tensor | None
+
+    def __init__(
+        self,
+        head_dim: int,
+        theta: float,
+        scaling: LongRope | Yarn | None = None,
+        sections: Sequence[int] = (),
+        *,
+        interleaved: bool = False,
+    ) -> None:
+        super().__init__()
+        frequencies, self.scale = scaled_frequencies(scaling, head_dim, theta)
+        axes = section_axes(sections, interleaved=interleaved, count=len(frequencies)) if sections else None
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.register_buffer("axes", axes, persistent=False)
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        positions = positions if self.axes is not None else positions[0]
+        return rotary_cos_sin(positions, self.frequencies, self.axes, scale=self.scale)

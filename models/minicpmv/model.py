@@ -39,6 +39,4 @@ def load_model(source: Source) -> VisionChatModel[MiniCPMVEncoder, CausalDecoder
 
 def decoder_config(config: MiniCPMVConfig) -> DecoderConfig:
     """2.5 and 4.0 are plain Llama, 2.6 is Qwen2 (biases on q, k and v), 4.5 is Qwen3 (norms on q and k)."""
-    return DecoderConfig.from_published(
-        config.text, qkv_bias=True if config.version == "2.6" else None, qk_norm=config.version == "4.5"
-    )
+    return DecoderConfig.from_published(config.text, qkv_bias=config.version == "2.6", qk_norm=config.version == "4.5")

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from models.interfaces.media import (
-    ChatMessage,
+    ContentPart,
     MediaItem,
     MediaKind,
     Prompt,
@@ -22,15 +22,15 @@ from models.interfaces.media import (
     media_digest,
 )
 from models.interfaces.resizing import FrameResizer
-from models.minicpmv.config import MiniCPMVConfig, Version, load_config
+from models.minicpmv.config import MiniCPMVConfig, load_config
 from models.minicpmv.slicing import SlicedPicture, slice_picture, slice_sizes
 from models.minicpmv.tokens import PictureTokens
 from models.minicpmv.video import fused_pack, sample_fused, sample_unfused, temporal_ids
-from models.text.chat_template import THINKING, ChatTemplate, escaped_reasoning, template_role
+from models.text.chat_template import THINKING, ChatTemplate
 from models.text.placeholders import MediaTokens, join, repeated
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
-from models.text.tools import Escape, Turn, escaped_calls
+from models.text.tools import Escape
 
 REFUSED_OPTIONS = {"add_vision_id": "MiniCPM-V numbers pictures by a rule of its own"}
 NO_TIME = -1
@@ -43,11 +43,8 @@ _STOP_TOKENS = {
     "4.0": ("<|im_end|>", "</s>"),
     "4.5": ("<|im_end|>", "<|endoftext|>"),
 }
-
-
-def _recommended_sampling(version: Version) -> dict[str, float | int]:
-    """The defaults of the published `chat`, used if the files name no sampling."""
-    return {"temperature": 0.7, "top_p": 0.8, "top_k": 100, "repetition_penalty": 1.03 if version == "4.5" else 1.05}
+_SAMPLING = {"temperature": 0.7, "top_p": 0.8, "top_k": 100}
+"""The defaults of the published `chat`, used if the files name no sampling."""
 
 
 class MiniCPMVProcessor(TextProcessor):
@@ -63,16 +60,17 @@ class MiniCPMVProcessor(TextProcessor):
     def __init__(
         self, config: MiniCPMVConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
-        recommended = _recommended_sampling(config.version)
-        super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS[config.version], recommended)
+        self._tokens = PictureTokens(tokenizer, as_2_5=config.version == "2.5")
+        placeholders: dict[MediaKind, int] = dict.fromkeys(("image", "video"), tokenizer.special_ids[_PLACEHOLDER])
+        stops, penalty = _STOP_TOKENS[config.version], 1.03 if config.version == "4.5" else 1.05
+        sampling = {**_SAMPLING, "repetition_penalty": penalty}
+        super().__init__(config.text, tokenizer, template, generation, placeholders, stops, sampling)
         self.config = config
         self.reasoning_markers = THINKING if set(THINKING) <= tokenizer.special_ids.keys() else None
         self.divides_answers = self.reasoning_markers is not None
-        self.placeholder_ids = frozenset({tokenizer.special_ids[_PLACEHOLDER]})
         self._picture_rule = config.slicing
         self._overview_rule = replace(config.slicing, max_slices=1)
         self._settings = repr((config.version, config.slicing, config.num_queries)).encode()
-        self._tokens = PictureTokens(tokenizer, as_2_5=config.version == "2.5")
         queries = repeated(tokenizer.special_ids["<unk>"], config.num_queries)
         self._picture_tokens = cache(partial(self._tokens.picture, queries, queries))
 
@@ -108,11 +106,9 @@ class MiniCPMVProcessor(TextProcessor):
         times = [time for ids in groups for time in ids]
         return self._item("video", SlicedPicture(tuple(frames), None), [len(ids) for ids in groups], times)
 
-    def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
+    def template_content(self, parts: Sequence[ContentPart], kinds: Sequence[MediaKind], escaped: Escape) -> str:
         """The template takes one text; the parts of a content are joined by line breaks."""
-        parts = [_PLACEHOLDER if part.item is not None else escaped(part.text or "") for part in message.content]
-        turn = {"role": template_role(message.role), "content": "\n".join(parts)}
-        return {**turn, **escaped_reasoning(message, escaped), **escaped_calls(message, escaped)}
+        return "\n".join(_PLACEHOLDER if part.item is not None else escaped(part.text or "") for part in parts)
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """Pictures are numbered as they come, videos are not."""

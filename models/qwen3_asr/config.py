@@ -96,8 +96,7 @@ def load_config(directory: Path) -> Qwen3ASRConfig:
     except KeyError as error:
         raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
     place, width = f"{directory}: config.json: audio_config.", {"output_dim": text["hidden_size"]}
-    found = {"output_dim": audio.out_features}
-    require_fields(place, found, width, said="expected the language model's hidden_size")
+    require_fields(place, inner["audio_config"], width, said="expected the language model's hidden_size")
     languages = tuple(config.get("support_languages", ()))
     return Qwen3ASRConfig(_with_plain_positions(text), audio, audio_token_id, languages, aligner)
 

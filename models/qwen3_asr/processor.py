@@ -7,31 +7,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from PIL import Image
 
 from models.interfaces.errors import CheckpointError, InputError
-from models.interfaces.media import (
-    ChatMessage,
-    ContentPart,
-    MediaItem,
-    MediaKind,
-    Prompt,
-    TokenizedChat,
-    Tool,
-    VideoFrames,
-    VideoMetadata,
-)
+from models.interfaces.media import ChatMessage, ContentPart, MediaItem, MediaKind, Prompt, TokenizedChat, Tool
 from models.interfaces.processor import AudioInput
-from models.interfaces.resizing import FrameResizer
 from models.qwen3_asr.config import CHUNK_ROWS, SAMPLE_RATE, Qwen3ASRConfig, load_config
 from models.qwen3_asr.items import SEARCH_SECONDS, audio_item, quiet_pieces
 from models.qwen3_asr.transcript import LANGUAGES, TEXT_TAG, joined, language_name, read_transcript
 from models.text.chat_template import ChatTemplate
-from models.text.placeholders import repeated
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
 
-_STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 _GREEDY = {"temperature": 0.0}
 _TOKENS_PER_SECOND, _MIN_NEW_TOKENS = 16, 64
 """More than speech of any language has, so that a loop ends."""
@@ -53,15 +39,15 @@ class Qwen3ASRProcessor(TextProcessor):
     def __init__(
         self, config: Qwen3ASRConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
-        super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS, _GREEDY)
+        placeholders: dict[MediaKind, int] = {"audio": config.audio_token_id}
+        super().__init__(config.text, tokenizer, template, generation, placeholders, recommended=_GREEDY)
         self.config = config
         self.audio: AudioInput | None = self
         self._settings = repr(config.audio).encode()
         named = config.languages or tuple(LANGUAGES.values())
         self.languages = {code: name for code, name in LANGUAGES.items() if name in named}
-        if config.audio_token_id not in tokenizer.special_ids.values() or TEXT_TAG not in tokenizer.special_ids:
-            raise CheckpointError(f"config.json: audio_token_id or {TEXT_TAG} is no added token of the tokenizer")
-        self.placeholder_ids = frozenset({config.audio_token_id})
+        if TEXT_TAG not in tokenizer.special_ids:
+            raise CheckpointError(f"{TEXT_TAG} is no added token of the tokenizer")
         self.start_id = tokenizer.special_ids[TEXT_TAG]
 
     def item(self, samples: np.ndarray) -> MediaItem:
@@ -116,25 +102,13 @@ class Qwen3ASRProcessor(TextProcessor):
                 )
         return self.rendered_chat(messages, kinds)
 
-    def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
-        media = [repeated(self.config.audio_token_id, items[item].num_embeds) for _, item in chat.placeholders]
-        return self.plain_prompt(chat, media, items)
+    def image(self, *_: object, **__: object) -> NoReturn:
+        raise InputError("image_url", "the model transcribes audio and takes no pictures or videos")
 
-    def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
-        _refuse("image_url")
+    def video(self, *_: object, **__: object) -> NoReturn:
+        raise InputError("video_url", "the model transcribes audio and takes no pictures or videos")
 
-    def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
-        _refuse("video_url")
-
-    def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameResizer:
-        _refuse("video_url")
-
-    def video(self, video: VideoFrames) -> MediaItem:
-        _refuse("video_url")
-
-
-def _refuse(field: str) -> NoReturn:
-    raise InputError(field, "the model transcribes audio and takes no pictures or videos")
+    sample_video = frame_resizer = video
 
 
 def load_processor(directory: Path) -> Qwen3ASRProcessor:

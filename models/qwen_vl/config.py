@@ -1,8 +1,8 @@
-"""The configuration of Qwen2-VL, from the published JSON files. Torch-free."""
+"""The configuration of Qwen2-VL and Qwen2.5-VL, from the published JSON files. Torch-free."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from models.checkpoints.published import (
 from models.interfaces.errors import CheckpointError
 from models.layers.rope_field import rope_field
 
+NEWER = "Qwen2_5_VLForConditionalGeneration"
+"""The architecture of Qwen2.5-VL."""
 ROTARY_THETA = 10_000.0
 """Base of the vision towers' rotary frequencies."""
 _STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3, "rescale_factor": 1 / 255}
@@ -85,6 +87,15 @@ class ImageSettings:
 
 
 @dataclass(frozen=True)
+class WindowConfig:
+    """side: of an attention window in embedding rows (2x2 patches each). full_attention: numbers of the tower's blocks
+    that attend to whole frames; all others attend inside windows."""
+
+    side: int
+    full_attention: frozenset[int]
+
+
+@dataclass(frozen=True)
 class Qwen2VLConfig:
     """What the checkpoint's files say about the model."""
 
@@ -95,19 +106,16 @@ class Qwen2VLConfig:
     image_token_id: int
     video_token_id: int
     tokens_per_second: float | None = None
-    """Positions on the time axis in a second of video; None: one for each frame pair."""
+    """Positions on the time axis in a second of video; None, in Qwen2-VL: one for each frame pair."""
+    windows: WindowConfig | None = None
+    """None in Qwen2-VL."""
 
 
 def load_config(directory: Path) -> Qwen2VLConfig:
     """Reads config.json, flat as published or nested as transformers 5 writes it, and preprocessor_config.json. Raises
     CheckpointError that names the file and the field."""
-    return config_of(directory, read_config(directory), _vision)
-
-
-def config_of(
-    directory: Path, config: Mapping[str, Any], read_vision: Callable[[Mapping[str, Any]], VisionConfig]
-) -> Qwen2VLConfig:
-    """load_config for a config.json that was read already. read_vision: reads vision_config."""
+    config = read_config(directory)
+    newer = NEWER in (config.get("architectures") or ())
     nested = config.get("text_config")
     text: dict[str, Any] = dict(nested) if isinstance(nested, dict) and "hidden_size" in nested else dict(config)
     # transformers before 5 wrote the field into text_config, where 5 still looks for it.
@@ -115,7 +123,8 @@ def config_of(
     require_text_fields(directory, text)
     mrope_section(text)
     try:
-        vision = read_vision(section_of(config, "vision_config"))
+        fields = section_of(config, "vision_config")
+        vision = _newer_tower(fields) if newer else _tower(fields)
         if vision.out_features != text["hidden_size"]:
             raise CheckpointError(
                 f"config.json: vision_config says that embeddings have {vision.out_features} values, expected the "
@@ -127,6 +136,9 @@ def config_of(
             images=image_settings(directory, "preprocessor_config.json", "image_processor", vision),
             image_token_id=token_id(config, "image_token_id"),
             video_token_id=token_id(config, "video_token_id"),
+            # Never guessed: the defaults of other readers differ.
+            tokens_per_second=float(fields["tokens_per_second"]) if newer else None,
+            windows=_windows(fields, vision) if newer else None,
         )
     except KeyError as error:
         raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
@@ -146,13 +158,21 @@ def mrope_section(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return name, rope
 
 
-def _vision(config: Mapping[str, Any]) -> VisionConfig:
+def _tower(config: Mapping[str, Any]) -> VisionConfig:
     require_fields("config.json: vision_config.", config, {"hidden_act": "quick_gelu"})
     hidden_size = int(config.get("embed_dim", 1280))
-    return tower_config(config, hidden_size, int(hidden_size * config.get("mlp_ratio", 4)), config.get("hidden_size"))
+    return _tower_of(config, hidden_size, int(hidden_size * config.get("mlp_ratio", 4)), config.get("hidden_size"))
 
 
-def tower_config(
+def _newer_tower(config: Mapping[str, Any]) -> VisionConfig:
+    """The published class's hidden_size is that of no checkpoint, so it must be there. A width that is not the files'
+    is refused with the tensors."""
+    require_fields("config.json: vision_config.", config, {"hidden_act": "silu"})
+    sizes = int(config["hidden_size"]), int(config.get("intermediate_size", 3420))
+    return _tower_of(config, *sizes, config.get("out_hidden_size"))
+
+
+def _tower_of(
     config: Mapping[str, Any], hidden_size: int, intermediate_size: int, out_features: int | None
 ) -> VisionConfig:
     """With the fields that mean the same in Qwen2-VL and Qwen2.5-VL. Absent ones have the defaults of the published
@@ -168,6 +188,20 @@ def tower_config(
         temporal_patch_size=int(config.get("temporal_patch_size", 2)),
         merge_size=int(config.get("spatial_merge_size", 2)),
     )
+
+
+def _windows(config: Mapping[str, Any], vision: VisionConfig) -> WindowConfig:
+    size, blocks = config.get("window_size", 112), config.get("fullatt_block_indexes", (7, 15, 23, 31))
+    if size % vision.factor:
+        raise CheckpointError(
+            f"config.json: vision_config.window_size is {size}, expected a multiple of {vision.factor}"
+        )
+    if not set(blocks) <= set(range(vision.depth)):
+        raise CheckpointError(
+            f"config.json: vision_config.fullatt_block_indexes is {blocks}, expected numbers of blocks below the depth "
+            f"{vision.depth}"
+        )
+    return WindowConfig(size // vision.factor, frozenset(blocks))
 
 
 def image_settings(directory: Path, file: str, section: str, vision: VisionConfig) -> ImageSettings:

@@ -10,19 +10,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.interfaces.errors import CheckpointError, PromptTooLong
-from models.interfaces.media import MediaItem, Prompt, TokenizedChat, VideoFrames, VideoMetadata
+from models.interfaces.errors import PromptTooLong
+from models.interfaces.media import MediaItem, MediaKind, Prompt, TokenizedChat, VideoFrames, VideoMetadata
 from models.interfaces.resizing import FrameResizer
 from models.qwen_vl.config import Qwen2VLConfig, load_config
 from models.qwen_vl.items import grid_of, picture_item, vision_item
 from models.qwen_vl.pictures import DEFAULT_FPS, official_video_limits, sample_frames, smart_resize
 from models.qwen_vl.positions import frame_pair_seconds, mrope_positions, time_positions
 from models.text.chat_template import ChatTemplate
-from models.text.placeholders import repeated
 from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
-
-_STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 
 
 class Qwen2VLProcessor(TextProcessor):
@@ -38,14 +35,11 @@ class Qwen2VLProcessor(TextProcessor):
     def __init__(
         self, config: Qwen2VLConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
-        super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS)
+        placeholders: dict[MediaKind, int] = {"image": config.image_token_id, "video": config.video_token_id}
+        super().__init__(config.text, tokenizer, template, generation, placeholders)
         self.config = config
         self.video_limits = official_video_limits(config.images.max_pixels, self.context_length, config.vision.factor)
         self._settings = repr((config.vision, config.images)).encode()
-        self._placeholders = {"image": config.image_token_id, "video": config.video_token_id}
-        self.placeholder_ids = frozenset(self._placeholders.values())
-        if unknown := set(self.placeholder_ids - set(tokenizer.special_ids.values())):
-            raise CheckpointError(f"config.json: image_token_id or video_token_id {unknown} not in tokenizer.json")
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         config = self.config
@@ -72,10 +66,8 @@ class Qwen2VLProcessor(TextProcessor):
         return replace(item, arrays={**item.arrays, "time_positions": times})
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
-        """Repeats each placeholder for the embedding rows of its item, and computes M-RoPE positions."""
-        ordered = [items[item] for _, item in chat.placeholders]
-        media = [repeated(self._placeholders[item.kind], item.num_embeds) for item in ordered]
-        prompt = self.plain_prompt(chat, media, items)
+        """With M-RoPE positions."""
+        prompt = super().expand_placeholders(chat, items)
         runs = [(run.start, grid_of(items[run.item])) for run in prompt.placeholders]
         positions, next_position = mrope_positions(
             len(prompt.token_ids),

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from models.checkpoints.published import read_optional_json
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import CallFormat, ChatMessage, ContentPart
-from models.text.tools import CALL_START, Escape, Turn, escaped_calls, hermes_turns
+from models.text.tools import CALL_START, Escape, Turn, hermes_turns
 
 log = logging.getLogger(__name__)
 
@@ -44,25 +44,6 @@ def template_role(role: str) -> str:
     if role not in ROLES:
         raise InputError("messages", f"role {role!r} is not one of {', '.join(ROLES)}")
     return ROLES[role]
-
-
-def template_turn(message: ChatMessage, item_type: Callable[[int], str], escape: Escape) -> Turn:
-    """A message for a template that takes pictures and videos: its text as one string or, with items, a list of parts.
-
-    item_type: the "type" of the part that stands for an item, by the item's number.
-    """
-    role = template_role(message.role)
-    content: list[dict[str, str]] = []
-    for part in message.content:
-        if part.item is not None:
-            content.append({"type": item_type(part.item)})
-        elif part.text is not None:
-            content.append({"type": "text", "text": escape(part.text)})
-    if all(part["type"] == "text" for part in content):
-        text = "".join(part["text"] for part in content)
-        calls = escaped_calls(message, escape)
-        return {"role": role, "content": text, **escaped_reasoning(message, escape), **calls}
-    return {"role": role, "content": content}
 
 
 def escaped_reasoning(message: ChatMessage, escape: Escape) -> Turn:
@@ -169,7 +150,7 @@ def _compiled(source: str) -> tuple[Template, frozenset[str]]:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
     parsed = environment.parse(source)
@@ -199,7 +180,7 @@ def _as_part(text: str) -> list[dict[str, str]]:
 def load_chat_template(directory: Path) -> ChatTemplate:
     """The first of chat_template.json, chat_template.jinja and tokenizer_config.json, the order in which transformers
     reads them for processors: the last one may hold the language model's own, without pictures, and so may the second,
-    which newer tokenizers save beside the first. Of several templates the one named "default" is used, as there."""
+    which newer tokenizers save beside the first."""
     config = read_optional_json(directory, "tokenizer_config.json")
     special = {**config, **read_optional_json(directory, "special_tokens_map.json")}
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -210,19 +191,9 @@ def load_chat_template(directory: Path) -> ChatTemplate:
             f"{directory}: no chat template: chat_template.json, chat_template.jinja or tokenizer_config.json must "
             "hold one; the checkpoint that this one was made from has it"
         )
-    if not isinstance(source := _default_of(source), str):
-        raise CheckpointError(
-            f'{directory}: {name}: chat_template must be a string, or several with names, one of them "default"'
-        )
+    if not isinstance(source, str):
+        raise CheckpointError(f"{directory}: {name}: chat_template must be a string; several templates are not hosted")
     return ChatTemplate(source, tokens)
-
-
-def _default_of(source: Any) -> Any:
-    """The template "default" of several: an object, or a list of objects with `name` and `template`."""
-    if isinstance(source, list):
-        named = [entry for entry in source if isinstance(entry, dict)]
-        source = {entry.get("name"): entry.get("template") for entry in named}
-    return source.get("default", source) if isinstance(source, dict) else source
 
 
 def _template_source(directory: Path, tokenizer_config: Mapping[str, Any]) -> tuple[str, Any]:
@@ -265,17 +236,6 @@ def escape_with(character: str, inside: Callable[[str, str], str]) -> Escape:
 
 def _token_text(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else str(token["content"])
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """The filter tojson with the arguments that transformers gives it."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _refuse(message: str) -> NoReturn:

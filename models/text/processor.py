@@ -10,26 +10,31 @@ import numpy as np
 
 from models.checkpoints.published import read_optional_json, sampling_defaults, stop_token_ids
 from models.interfaces.errors import CheckpointError, InputError
-from models.interfaces.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, Tool
+from models.interfaces.media import ChatMessage, ContentPart, MediaItem, MediaKind, Prompt, TokenizedChat, Tool
 from models.interfaces.processor import AudioInput, ChatProcessor
 from models.text.chat_template import (
     ChatTemplate,
     escape_with,
+    escaped_reasoning,
     load_chat_template,
     reasoning_apart,
-    template_turn,
+    template_role,
     unused_character,
 )
-from models.text.placeholders import MediaTokens, check_length, expand, tokenized_chat
+from models.text.placeholders import MediaTokens, check_length, expand, repeated, tokenized_chat
 from models.text.tokenizer import Tokenizer, load_tokenizer
-from models.text.tools import Escape, Turn, escaped_tools, prompt_texts
+from models.text.tools import Escape, escaped_calls, escaped_tools, prompt_texts
+
+QWEN_STOPS = ("<|im_end|>", "<|endoftext|>")
+"""Ends of a turn and of a document in the tokenizers of Qwen."""
 
 
 class TextProcessor:
     """Base of every family's models.interfaces.processor.ChatProcessor.
 
-    text: the language model's configuration. stop_tokens: the family's, beside those that the files name. recommended:
-        sampling for a generation_config.json that names none.
+    text: the language model's configuration. placeholders: ids that the template makes of items, by kind. stop_tokens:
+        the family's, beside those that the files name. recommended: sampling for a generation_config.json that names
+        none.
     """
 
     reasoning_markers: tuple[str, str] | None = None
@@ -42,8 +47,6 @@ class TextProcessor:
     """Options that would change nothing, and why."""
     audio: AudioInput | None = None
     modes: Mapping[str, ChatProcessor] = {}
-    placeholder_ids: frozenset[int]
-    """Ids that the template makes of items."""
 
     def __init__(
         self,
@@ -51,7 +54,8 @@ class TextProcessor:
         tokenizer: Tokenizer,
         template: ChatTemplate,
         generation: Mapping[str, Any],
-        stop_tokens: Sequence[str],
+        placeholders: Mapping[MediaKind, int],
+        stop_tokens: Sequence[str] = QWEN_STOPS,
         recommended: Mapping[str, float] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
@@ -61,6 +65,10 @@ class TextProcessor:
         self.vocab_size, rows = tokenizer.vocab_size, int(text["vocab_size"])
         if tokenizer.vocab_size > rows:
             raise CheckpointError(f"the tokenizer has {tokenizer.vocab_size} ids, config.json says vocab_size {rows}")
+        for kind, token_id in placeholders.items():
+            if token_id not in tokenizer.special_ids.values():
+                raise CheckpointError(f"config.json: {token_id}, the placeholder of {kind}, is no special token")
+        self.placeholders = placeholders
         self.context_length = int(text["max_position_embeddings"])
         self.stop_token_ids = stop_token_ids(generation, tokenizer.special_ids, stop_tokens, text.get("eos_token_id"))
         self.generation_defaults: Mapping[str, float | int] = sampling_defaults(generation, recommended)
@@ -99,7 +107,15 @@ class TextProcessor:
         escape = unused_character([*prompt_texts(messages, tools), continuation])
         escaped = escape_with(escape, self.tokenizer.escape)
         told = map(reasoning_apart, messages) if self.divides_answers else messages
-        turns = [self.template_turn(message, kinds, escaped) for message in told]
+        turns = [
+            {
+                "role": template_role(message.role),
+                "content": self.template_content(message.content, kinds, escaped),
+                **escaped_reasoning(message, escaped),
+                **escaped_calls(message, escaped),
+            }
+            for message in told
+        ]
         rendered = self.template.render(turns, tools=escaped_tools(tools, escaped), **(given or {}))
         return self.template_chat(self.tokenizer.encode(rendered + forced + escaped(continuation), escape), messages)
 
@@ -113,13 +129,23 @@ class TextProcessor:
         known = self.template_options | self.template_defaults.keys()
         return {**self.template_defaults, **{name: value for name, value in options.items() if name in known}}
 
-    def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
-        """What the template is given for a message. kinds: of the items that the messages name."""
-        return template_turn(message, kinds.__getitem__, escaped)
+    def template_content(self, parts: Sequence[ContentPart], kinds: Sequence[MediaKind], escaped: Escape) -> Any:
+        """What the template is given of a message's content: its text as one string or, with items, a list of parts.
+        kinds: of the items that the messages name."""
+        if all(part.item is None for part in parts):
+            return "".join(escaped(part.text) for part in parts if part.text is not None)
+        return template_parts(parts, kinds, escaped)
 
     def template_chat(self, token_ids: Sequence[int], messages: Sequence[ChatMessage]) -> TokenizedChat:
         """The chat of these ids of a rendered template."""
-        return tokenized_chat(token_ids, messages, self.placeholder_ids)
+        return tokenized_chat(token_ids, messages, frozenset(self.placeholders.values()))
+
+    def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
+        return self.plain_prompt(chat, [self.media_tokens(items[item]) for _, item in chat.placeholders], items)
+
+    def media_tokens(self, item: MediaItem) -> MediaTokens:
+        """The tokens that replace an item's placeholder."""
+        return repeated(self.placeholders[item.kind], item.num_embeds)
 
     def plain_prompt(self, chat: TokenizedChat, media: Sequence[MediaTokens], items: Sequence[MediaItem]) -> Prompt:
         """The prompt with placeholders replaced by `media`, for models whose positions count tokens. Raises
@@ -128,6 +154,14 @@ class TextProcessor:
         check_length(token_ids, self.context_length)
         positions = np.arange(len(token_ids), dtype=np.int32)[None]
         return Prompt(token_ids, positions, len(token_ids), tuple(items), placeholders)
+
+
+def template_parts(parts: Sequence[ContentPart], kinds: Sequence[MediaKind], escaped: Escape) -> list[dict[str, str]]:
+    """A message's content as a list of parts."""
+    return [
+        {"type": "text", "text": escaped(part.text or "")} if part.item is None else {"type": kinds[part.item]}
+        for part in parts
+    ]
 
 
 def load_text(directory: Path, *, spoken: Collection[str] = ()) -> tuple[Tokenizer, ChatTemplate, Mapping[str, Any]]:

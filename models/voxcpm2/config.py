@@ -114,29 +114,23 @@ def load_config(directory: Path) -> VoxCPM2Config:
 
 def _require_agreement(config: VoxCPM2Config) -> None:
     """Sizes that are in two sections must agree: later errors would not name them."""
-    factors = config.lm.rope_scaling
-    for name, values in (("short_factor", factors.short_factor), ("long_factor", factors.long_factor)):
-        if 2 * len(values) != config.lm.kv_channels:
+    vae, width = config.vae, config.lm.kv_channels
+    for name in ("short_factor", "long_factor"):
+        if 2 * (count := len(getattr(config.lm.rope_scaling, name))) != width:
             raise CheckpointError(
-                f"config.json: lm_config.rope_scaling.{name} has {len(values)} values for kv_channels "
-                f"{config.lm.kv_channels}"
+                f"config.json: lm_config.rope_scaling.{name} has {count} values for kv_channels {width}"
             )
-    vae, rotated = config.vae, {"kv_channels": config.lm.kv_channels}
     for name, local in (("encoder_config", config.encoder), ("dit_config", config.dit)):
-        place, found = f"config.json: {name}.", {"kv_channels": local.kv_channels}
-        require_fields(place, found, rotated, said="expected that of lm_config, whose rotary factors it uses:")
-    # Without boundaries a codec has no sample-rate condition, which is another network.
-    for name in ("encoder_rates", "decoder_rates", "sr_bin_boundaries"):
-        if not getattr(vae, name):
-            raise CheckpointError(f"config.json: audio_vae_config.{name} is [], expected at least one integer")
+        if local.kv_channels != width:
+            raise CheckpointError(f"config.json: {name}.kv_channels {local.kv_channels} is not lm_config's, {width}")
     encoded, decoded = vae.sample_rate / prod(vae.encoder_rates), vae.out_sample_rate / prod(vae.decoder_rates)
     if encoded != decoded:
         raise CheckpointError(
             f"config.json: audio_vae_config: sample_rate and encoder_rates make {encoded:g} latent frames a second, "
             f"out_sample_rate and decoder_rates {decoded:g}"
         )
-    width = {"feat_dim": vae.latent_dim}
-    require_fields("config.json: ", {"feat_dim": config.feat_dim}, width, said="audio_vae_config.latent_dim is")
+    if config.feat_dim != vae.latent_dim:
+        raise CheckpointError(f"config.json: feat_dim {config.feat_dim} is not latent_dim, {vae.latent_dim}")
     if config.max_length > config.lm.max_position_embeddings:
         raise CheckpointError(
             f"config.json: max_length {config.max_length} is more than lm_config.max_position_embeddings "

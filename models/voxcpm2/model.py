@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache, partial
 from math import prod
 from pathlib import Path
 from typing import Literal
@@ -38,7 +39,6 @@ class VoxCPM2:
         self._config = config
         self.network = network
         self.vae = vae
-        self.local_networks = (network.feat_encoder, network.feat_decoder)
         self.sample_rate = config.vae.out_sample_rate
         self.reference_sample_rate = config.vae.sample_rate
         self.patch_shape = (config.patch_size, config.feat_dim)
@@ -47,7 +47,8 @@ class VoxCPM2:
         self.max_positions = config.max_length
         self.dtype = network.enc_to_lm_proj.weight.dtype
         self.noise: Noise = self._philox_noise
-        self._solvers: dict[int, FlowSolver] = {}
+        self.solver = cache(partial(FlowSolver, network.feat_decoder))
+        """Of a number of solver steps."""
 
     def step_weight_bytes(self, solver_steps: int) -> int:
         solver = sum(weight.nbytes for weight in self.network.feat_decoder.parameters())
@@ -108,12 +109,6 @@ class VoxCPM2:
 
     def vae_step(self, state: State) -> VAEStep:
         return VAEStep(self.vae.decoder, state, self.patch_shape)
-
-    def solver(self, solver_steps: int) -> FlowSolver:
-        """Created at first use."""
-        if solver_steps not in self._solvers:
-            self._solvers[solver_steps] = FlowSolver(self.network.feat_decoder, solver_steps)
-        return self._solvers[solver_steps]
 
     def _philox_noise(self, seeds: Tensor, steps: Tensor) -> Tensor:
         frames, channels = self.patch_shape

@@ -37,7 +37,7 @@ class LocalEncoder(nn.Module):
         super().__init__()
         self.in_proj = nn.Linear(config.feat_dim, config.encoder.hidden_dim)
         self.special_token = nn.Parameter(torch.empty(1, 1, 1, config.encoder.hidden_dim))
-        self.encoder = LocalStack(config.encoder, config.lm, 1 + config.patch_size, dtype, first_kept=0, end_kept=1)
+        self.encoder = LocalStack(config.encoder, config.lm, 1 + config.patch_size, dtype, slice(0, 1))
 
     def tokens(self, patches: Tensor) -> Tensor:
         """[n, P, D] -> [n, 1 + P, h]."""
@@ -86,7 +86,7 @@ class LocalDiT(nn.Module):
         self.time_mlp = TimeMLP(hidden_size)
         self.delta_time_mlp = TimeMLP(hidden_size)
         length = 3 + 2 * frames
-        self.decoder = LocalStack(config.dit, config.lm, length, dtype, first_kept=3 + frames, end_kept=length)
+        self.decoder = LocalStack(config.dit, config.lm, length, dtype, slice(3 + frames, length))
 
     def time_embedding(self, times: Tensor) -> Tensor:
         """Times [n], on any device -> [n, h]; the second input of the published network, a step size, is 0."""

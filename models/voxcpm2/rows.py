@@ -14,16 +14,6 @@ from models.protocol import State
 from models.voxcpm2.network import FlowSolver, Rotary, VoxCPM2Network
 
 
-def with_prompt_vectors(
-    state: State, slots: Tensor, steps: Tensor, lm: Tensor, residual: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Hidden vectors [rows, H] each of the rows' next patches: those of the prompt for rows in step 0, which have no
-    patch yet, and otherwise lm and residual, computed from the last patch. steps [rows]."""
-    first = (steps == 0)[:, None]
-    prompt_lm, prompt_residual = state["conditioning"].index_select(0, slots).chunk(2, dim=-1)
-    return torch.where(first, prompt_lm, lm), torch.where(first, prompt_residual, residual)
-
-
 class StepInputs(NamedTuple):
     """Everything that a decode step reads from slot state before its networks run.
 

@@ -43,26 +43,17 @@ class Stack(nn.Module):
 
 
 class LocalStack(nn.Module):
-    """Bidirectional stack over N sequences of `length` tokens; returns the tokens from `first_kept` to before
-    `end_kept`, [N, kept, hidden_size]."""
+    """Bidirectional stack over N sequences of `length` tokens; returns the tokens `kept`, [N, kept, hidden_size]."""
 
     cos: Tensor
     sin: Tensor
 
     def __init__(
-        self,
-        config: LocalConfig,
-        lm: LanguageModelConfig,
-        length: int,
-        dtype: torch.dtype,
-        *,
-        first_kept: int,
-        end_kept: int,
+        self, config: LocalConfig, lm: LanguageModelConfig, length: int, dtype: torch.dtype, kept: slice
     ) -> None:
         super().__init__()
         self.stack = Stack(local_block(config, lm), config.num_layers)
-        self.length = length
-        self.kept = slice(first_kept, end_kept)
+        self.length, self.kept = length, kept
         cos, sin = longrope_table(lm, length, dtype)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)

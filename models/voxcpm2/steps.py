@@ -22,7 +22,7 @@ from models.layers.random import Noise
 from models.protocol import RESULT_FLAGS, State
 from models.voxcpm2.audio_vae import CodecDecoder
 from models.voxcpm2.network import FlowSolver, VoxCPM2Network
-from models.voxcpm2.rows import make_patch, step_inputs, with_prompt_vectors
+from models.voxcpm2.rows import make_patch, step_inputs
 from models.voxcpm2.vae_layers import Streams
 
 
@@ -68,9 +68,11 @@ class DecodeStep:
         )
         embeds = self.network.embed_encoder_tokens(rows.tokens, rows.normed, lora)
         hidden = self.network.audio_backbone(embeds, rows.rotary, batch, lora)
-        vectors = with_prompt_vectors(self.state, slots, rows.steps, *hidden)
+        # A row in step 0 has no patch yet, and goes on from its prompt.
+        prompt, first = self.state["conditioning"].index_select(0, slots).chunk(2, dim=-1), (rows.steps == 0)[:, None]
+        lm, residual = (torch.where(first, *pair) for pair in zip(prompt, hidden, strict=True))
         noise = self.noise(rows.seeds, rows.steps)
-        return {"results": make_patch(slots, self.network, self.solver, self.state, noise, *vectors, lora)}
+        return {"results": make_patch(slots, self.network, self.solver, self.state, noise, lm, residual, lora)}
 
 
 @dataclass(frozen=True, eq=False)

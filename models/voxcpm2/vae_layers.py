@@ -47,12 +47,8 @@ def _fits_kernels(x: Tensor, width: int) -> bool:
     return x.dtype == torch.float32 and width % 32 == 0
 
 
-def _has_kernel(x: Tensor, *rest: object, **named: object) -> bool:
+def _has_kernel(x: Tensor, *_: object, **__: object) -> bool:
     return _fits_kernels(x, x.shape[1])
-
-
-def _has_samples_kernel(x: Tensor, alpha: Tensor, weight: Tensor, *rest: object, **named: object) -> bool:
-    return _fits_kernels(x, x.shape[1]) and weight.shape[-1] == 7
 
 
 @op(cuda="models.voxcpm2.kernels.vae:residual_unit", cpu=residual_unit_host, takes=_has_kernel)
@@ -113,7 +109,10 @@ def snake_upsample(
     return out[..., stride:-stride]
 
 
-@op(cuda="models.voxcpm2.kernels.vae:snake_samples", takes=_has_samples_kernel)
+@op(
+    cuda="models.voxcpm2.kernels.vae:snake_samples",
+    takes=lambda x, alpha, weight, *_, **__: _has_kernel(x) and weight.shape[-1] == 7,
+)
 def snake_samples(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor, memory: Memory | None = None) -> Tensor:
     """tanh of a causal convolution of snake(x) to one channel: x [rows, C, T], alpha [C], weight [1, C, kernel] ->
     [rows, 1, T]. memory [slots, C, kernel - 1] holds snake(x)."""

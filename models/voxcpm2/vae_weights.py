@@ -146,8 +146,6 @@ def _round_to_tf32(parameter: nn.Parameter) -> None:
 
 def randomise_audio_vae(vae: AudioVAE, seed: int) -> None:
     """Fills the parameters with random values that keep a signal's scale through the codec; the output is quiet."""
-    if vae.decoder.alpha.is_meta:  # only the shapes are needed
-        return
     generator = torch.Generator(vae.decoder.alpha.device).manual_seed(seed)
     for module in vae.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -60,16 +60,10 @@ def test_a_checkpoint_without_a_template(tmp_path: Path) -> None:
         load_chat_template(tmp_path)
 
 
-@pytest.mark.parametrize("named", [dict, list])
-def test_of_several_templates_the_default_is_used(tmp_path: Path, named: type) -> None:
-    templates = {"tool_use": "with tools", "default": "usual"}
-    entries = [{"name": name, "template": template} for name, template in templates.items()]
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"chat_template": templates if named is dict else entries})
-    )
-    assert load_chat_template(tmp_path).render(TURN) == "usual"
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": entries[:1]}))
-    with pytest.raises(CheckpointError, match=r'tokenizer_config\.json: chat_template must be .* "default"'):
+def test_several_templates_are_refused(tmp_path: Path) -> None:
+    entries = [{"name": "default", "template": "usual"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": entries}))
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: chat_template must be a string; several"):
         load_chat_template(tmp_path)
 
 

@@ -127,7 +127,8 @@ def test_positions_of_three_axes_may_be_stretched() -> None:
     ("change", "message"),
     [
         ({"use_sliding_window": True}, "use_sliding_window"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"attention_bias": True}, "attention_bias is True"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "type 'dynamic'"),
         ({"rope_scaling": {**YARN, "mscale": 1.0}}, "mscale of a rope_scaling of type 'yarn'"),
         ({"rope_scaling": {**YARN, "type": "default"}}, "rope_type is 'yarn', but type, its older name, is 'default'"),

@@ -16,9 +16,9 @@ from torch import Tensor
 from models.interfaces.capturable import Bucket, Plan
 from models.interfaces.media import MediaItem
 from models.protocol import VisionEncoder
-from models.qwen_vl.v2_5.vision import Qwen25VLEncoder
 from models.qwen_vl.v3.vision import Qwen3VLEncoder
 from models.qwen_vl.vision import Qwen2VLEncoder
+from models.qwen_vl.windowed_vision import Qwen25VLEncoder
 from service.graphs.buckets import fits
 from service.graphs.buffers import exact_buffers
 from service.graphs.observations import Observations

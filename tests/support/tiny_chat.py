@@ -129,7 +129,6 @@ def tiny_model(device: torch.device | str = "cpu", dtype: torch.dtype = torch.fl
         head_dim=16,
         norm_eps=1e-6,
         qkv_bias=True,
-        out_bias=False,
         qk_norm=False,
     )
     config = DecoderConfig(

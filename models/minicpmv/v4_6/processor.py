@@ -14,7 +14,7 @@ from PIL import Image
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import (
-    ChatMessage,
+    ContentPart,
     MediaItem,
     MediaKind,
     Prompt,
@@ -29,17 +29,16 @@ from models.minicpmv.slicing import Cut, SlicedPicture, SliceRule, slice_picture
 from models.minicpmv.tokens import PictureTokens
 from models.minicpmv.v4_6.config import MODES, MiniCPMV46Config, load_config
 from models.minicpmv.v4_6.positions import Frame, canvas_positions
-from models.text.chat_template import THINKING, ChatTemplate, escaped_reasoning, template_role
+from models.text.chat_template import THINKING, ChatTemplate
 from models.text.placeholders import MediaTokens, join, repeated
-from models.text.processor import TextProcessor, load_text
+from models.text.processor import TextProcessor, load_text, template_parts
 from models.text.tokenizer import Tokenizer
-from models.text.tools import Escape, Turn, escaped_calls
+from models.text.tools import Escape
 
 MAX_VIDEO_EMBEDS = 16_384
 """Tokens of a video. One of so many frames of so many crops that it would take more is read in fewer frames."""
 FINE_RATE = 10
 """Frames a second of which those of a long video are chosen."""
-_STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 
 
 @dataclass(frozen=True)
@@ -84,11 +83,10 @@ class MiniCPMV46Processor(TextProcessor):
     def __init__(
         self, config: MiniCPMV46Config, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
-        super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS)
+        placeholders: dict[MediaKind, int] = {"image": config.image_token_id, "video": config.video_token_id}
+        super().__init__(config.text, tokenizer, template, generation, placeholders)
         self.template_options = frozenset({"enable_thinking"}) & template.variables
         self.reasoning_markers = THINKING if self.template_options else None
-        self._pads = {"image": config.image_token_id, "video": config.video_token_id}
-        self.placeholder_ids = frozenset(self._pads.values())
         self._tokens = PictureTokens(tokenizer)
         self._frame_tokens = lru_cache(maxsize=256)(self._tokens_of)
         self.configure(config)
@@ -133,14 +131,9 @@ class MiniCPMV46Processor(TextProcessor):
         slices = tuple(one for frame in frames for one in slicer.slices(frame))
         return self._item("video", SlicedPicture(slices, slicer.grid))
 
-    def template_turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
+    def template_content(self, parts: Sequence[ContentPart], kinds: Sequence[MediaKind], escaped: Escape) -> Any:
         """The template joins the parts of a content by line breaks, so texts stay parts."""
-        content = [
-            {"type": "text", "text": escaped(part.text or "")} if part.item is None else {"type": kinds[part.item]}
-            for part in message.content
-        ]
-        turn = {"role": template_role(message.role), "content": content or ""}
-        return {**turn, **escaped_reasoning(message, escaped), **escaped_calls(message, escaped)}
+        return template_parts(parts, kinds, escaped) or ""
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """Numbers pictures, and in 4.6 videos apart from them, as they come; each becomes its frames one by one."""
@@ -180,7 +173,7 @@ class MiniCPMV46Processor(TextProcessor):
         return self.config.videos.use_image_id and not self.config.canvas
 
     def _tokens_of(self, kind: MediaKind, frame: Frame) -> MediaTokens:
-        overview, crop = (repeated(self._pads[kind], high * wide) for high, wide in (frame.overview, frame.crop))
+        overview, crop = (repeated(self.placeholders[kind], high * wide) for high, wide in (frame.overview, frame.crop))
         return self._tokens.picture(overview, crop, frame.grid[::-1])
 
     def _item(self, kind: MediaKind, sliced: SlicedPicture, source: bytes | None = None) -> MediaItem:

@@ -1,4 +1,4 @@
-"""Published JSON files of Qwen3-VL, dense and mixture of experts, as values. Torch-free."""
+"""Published JSON files of Qwen3-VL and of Qwen3.5 to 3.8, dense and mixture of experts, as values. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from models.checkpoints.published import (
 from models.interfaces.errors import CheckpointError
 from models.qwen_vl.config import ImageSettings, VisionConfig, image_settings, mrope_section
 from models.qwen_vl.v3.videos import FrameRule
+from models.qwen_vl.v3_5.config import QWEN3_5, text_fields
 
 _PICTURE_FILE, _VIDEO_FILE = "preprocessor_config.json", "video_preprocessor_config.json"
 _VIDEO_SECTION = "video_processor"
@@ -38,8 +39,8 @@ class TowerConfig:
 
 @dataclass(frozen=True)
 class Qwen3VLConfig:
-    """text: the published text_config, with num_experts in mixtures alone. videos: bounds on the pixels of all frames
-    of a video together. frames: which of them are read."""
+    """text: the published text_config, with num_experts in mixtures alone; that of Qwen3.5 as text_fields returns it.
+    videos: bounds on the pixels of all frames of a video together. frames: which of them are read."""
 
     text: Mapping[str, Any]
     tower: TowerConfig
@@ -56,12 +57,12 @@ def load_config(directory: Path) -> Qwen3VLConfig:
     """config.json as published (rope_scaling, rope_theta) or as transformers 5 writes it (rope_parameters), and the two
     preprocessor files. Fields that determine the network must be present, since class defaults belong to other
     models."""
-    return config_of(directory, read_config(directory))
-
-
-def config_of(directory: Path, config: Mapping[str, Any]) -> Qwen3VLConfig:
-    """load_config for a config.json that was read already."""
-    text = section_of(config, "text_config")
+    config = read_config(directory)
+    text, vision = section_of(config, "text_config"), section_of(config, "vision_config")
+    if not QWEN3_5.isdisjoint(config.get("architectures") or ()):
+        text = text_fields(directory, text)
+        if vision.setdefault("deepstack_visual_indexes", []):
+            raise CheckpointError("config.json: vision_config.deepstack_visual_indexes must be empty or absent")
     # The field inside text_config is a class default, unrelated to the published models.
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings", False))
     require_text_fields(directory, text)
@@ -70,7 +71,7 @@ def config_of(directory: Path, config: Mapping[str, Any]) -> Qwen3VLConfig:
     require_fields(f"config.json: {name}.", rope, {"mrope_interleaved": True}, needed=True)
     try:
         _check_experts(text)
-        vision, width = section_of(config, "vision_config"), {"out_hidden_size": text["hidden_size"]}
+        width = {"out_hidden_size": text["hidden_size"]}
         require_fields("config.json: vision_config.", vision, width, said="expected the language model's hidden_size")
         tower = _tower(vision)
         images = image_settings(directory, _PICTURE_FILE, "image_processor", tower.vision)

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from models.interfaces.errors import CheckpointError, InputError
-from models.interfaces.media import ChatMessage, MediaItem, Prompt, TokenizedChat, VideoFrames, VideoMetadata
+from models.interfaces.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, VideoFrames, VideoMetadata
 from models.interfaces.resizing import FrameResizer
 from models.qwen_vl.items import grid_of, picture_item, vision_item
 from models.qwen_vl.positions import mrope_positions
@@ -23,7 +23,6 @@ from models.text.processor import TextProcessor, load_text
 from models.text.tokenizer import Tokenizer
 from models.text.tools import Turn
 
-_STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 _OPTIONS = frozenset({"enable_thinking", "preserve_thinking", "reasoning_effort"})
 _THOUGHT = "a thought to look for"
 
@@ -40,7 +39,8 @@ class Qwen3VLProcessor(TextProcessor):
     def __init__(
         self, config: Qwen3VLConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
     ) -> None:
-        super().__init__(config.text, tokenizer, template, generation, _STOP_TOKENS)
+        placeholders: dict[MediaKind, int] = {"image": config.image_token_id, "video": config.video_token_id}
+        super().__init__(config.text, tokenizer, template, generation, placeholders)
         self.config = config
         self.template_options = _OPTIONS & template.variables
         thinks = "enable_thinking" in self.template_options or _prompt_of(template).rstrip().endswith(THINKING[0])
@@ -49,11 +49,9 @@ class Qwen3VLProcessor(TextProcessor):
         answer: Turn = {"role": "assistant", "content": f"{_THOUGHT}{THINKING[1]}"}
         self.divides_answers = thinks and _THOUGHT not in _prompt_of(template, answer)
         self._settings = repr((config.tower, config.images, config.videos)).encode()
-        self._placeholders = {"image": config.image_token_id, "video": config.video_token_id}
-        self.placeholder_ids = frozenset(self._placeholders.values())
-        named = {*self._placeholders.values(), config.vision_start_token_id, config.vision_end_token_id}
-        if unknown := named - set(tokenizer.special_ids.values()):
-            raise CheckpointError(f"config.json: ids {sorted(unknown)} of vision tokens are not in tokenizer.json")
+        around = {config.vision_start_token_id, config.vision_end_token_id}
+        if unknown := around - set(tokenizer.special_ids.values()):
+            raise CheckpointError(f"config.json: ids {sorted(unknown)} around vision tokens are not in tokenizer.json")
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         vision = self.config.tower.vision
@@ -81,20 +79,19 @@ class Qwen3VLProcessor(TextProcessor):
         return super().template_chat(self._bare_videos(token_ids), messages)
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
-        """A picture's placeholder is repeated for its rows; a video becomes its frame pairs, each with its time before
-        it and positions like a picture's."""
-        prompt = self.plain_prompt(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders], items)
+        """With M-RoPE positions; those of a frame pair are like a picture's."""
+        prompt = super().expand_placeholders(chat, items)
         runs = [(run.start, (1, *grid_of(items[run.item])[1:])) for run in prompt.placeholders]
         merge_size = self.config.tower.vision.merge_size
         positions, next_position = mrope_positions(len(prompt.token_ids), runs, merge_size=merge_size)
         return replace(prompt, positions=positions, next_position=next_position)
 
-    def _media_tokens(self, item: MediaItem) -> MediaTokens:
-        placeholder = self._placeholders[item.kind]
+    def media_tokens(self, item: MediaItem) -> MediaTokens:
+        """A video becomes its frame pairs, each with its time before it."""
         if item.kind == "image":
-            return repeated(placeholder, item.num_embeds)
+            return super().media_tokens(item)
         tenths = item.arrays["tenths"].tolist()
-        frame = repeated(placeholder, item.num_embeds // len(tenths))
+        frame = repeated(self.placeholders["video"], item.num_embeds // len(tenths))
         closing = plain([self.config.vision_end_token_id])
         parts: list[MediaTokens] = []
         for time in tenths:
@@ -116,12 +113,7 @@ class Qwen3VLProcessor(TextProcessor):
 
 def load_processor(directory: Path) -> Qwen3VLProcessor:
     """Reads config.json, the two preprocessor files, generation_config.json, tokenizer.json and the chat template."""
-    return processor_of(directory, load_config(directory))
-
-
-def processor_of(directory: Path, config: Qwen3VLConfig) -> Qwen3VLProcessor:
-    """load_processor for a configuration that was read already."""
-    return Qwen3VLProcessor(config, *load_text(directory, spoken=THINKING))
+    return Qwen3VLProcessor(load_config(directory), *load_text(directory, spoken=THINKING))
 
 
 def _prompt_of(template: ChatTemplate, *earlier: Turn) -> str:

@@ -1,4 +1,4 @@
-"""Published JSON files of Qwen3.5, 3.6 and 3.8, which have the fields of Qwen3-VL's and some more. Torch-free."""
+"""The language model in the config.json of Qwen3.5, 3.6 and 3.8. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from models.checkpoints.published import read_config, require_fields, require_text_fields, section_of
+from models.checkpoints.published import require_fields, require_text_fields
 from models.interfaces.errors import CheckpointError
-from models.qwen_vl.v3.config import Qwen3VLConfig, config_of
 
+QWEN3_5 = frozenset({"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"})
+"""Architectures."""
 LINEAR, FULL = "linear_attention", "full_attention"
 
 _TEXT_FIELDS = (
@@ -23,26 +24,13 @@ _FIXED: dict[str, Any] = {
     "mamba_ssm_dtype": "float32",
     "mtp_use_dedicated_embeddings": False,
     "layer_scale": False,
-    "attention_bias": False,
-    "hidden_act": "silu",
 }
 """Fields that have one value in all published files; absent, they have it, too."""
 
 
-def load_config(directory: Path) -> Qwen3VLConfig:
-    """`text` always has layer_types, LINEAR or FULL for each layer. CheckpointError names the file and the field."""
-    config = read_config(directory)
-    vision = section_of(config, "vision_config")
-    if vision.get("deepstack_visual_indexes"):
-        raise CheckpointError("config.json: vision_config.deepstack_visual_indexes must be empty or absent")
-    vision["deepstack_visual_indexes"] = []
-    text = text_fields(directory, section_of(config, "text_config"))
-    return config_of(directory, {**config, "text_config": text, "vision_config": vision})
-
-
 def text_fields(directory: Path, text: Mapping[str, Any]) -> dict[str, Any]:
-    """The checked text_config of a config.json, with layer_types and intermediate_size. CheckpointError names the
-    field."""
+    """The checked text_config of a config.json, with layer_types, LINEAR or FULL for each layer, and intermediate_size.
+    CheckpointError names the field."""
     named = {name: value for name, value in text.items() if value is not None}
     require_fields("config.json: text_config.", named, _FIXED)
     required = (*_TEXT_FIELDS, *(("shared_expert_intermediate_size",) if "num_experts" in named else ()))

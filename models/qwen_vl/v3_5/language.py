@@ -21,8 +21,7 @@ from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
 from models.layers.norms import Normed, RMSNorm, add_rms_norm
-from models.layers.rope_scaling import scaled_frequencies
-from models.layers.rotary import rotary_cos_sin, section_axes
+from models.layers.rope_scaling import Rotary
 
 
 @dataclass(frozen=True)
@@ -37,24 +36,6 @@ class HybridConfig:
     rotary_dim: int
     shared_size: int = 0
     drafter: bool = False
-
-
-class Rotary(nn.Module):
-    """positions int64 [3, n] -> cos and sin float32 [n, rotary_dim / 2]."""
-
-    frequencies: Tensor
-    axes: Tensor
-
-    def __init__(self, config: HybridConfig) -> None:
-        super().__init__()
-        decoder = config.decoder
-        frequencies, self.scale = scaled_frequencies(decoder.scaling, config.rotary_dim, decoder.rope_theta)
-        axes = section_axes(decoder.mrope_section, interleaved=True, count=len(frequencies))
-        self.register_buffer("frequencies", frequencies, persistent=False)
-        self.register_buffer("axes", axes, persistent=False)
-
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return rotary_cos_sin(positions, self.frequencies, self.axes, scale=self.scale)
 
 
 class HybridBlock(nn.Module):
@@ -153,7 +134,9 @@ class HybridDecoder(TokenDecoder):
         self.layers = nn.ModuleList(HybridBlock(config, full=full) for full in config.full)
         self.norm = RMSNorm(self.hidden_size, decoder.block.norm_eps, float32=True)
         self.head = None if decoder.tied else nn.Linear(self.hidden_size, self.vocab_size, bias=False)
-        self.rotary = Rotary(config)
+        self.rotary = Rotary(
+            config.rotary_dim, decoder.rope_theta, decoder.scaling, decoder.mrope_section, interleaved=True
+        )
         self.drafter = Drafter(config, self.rotary) if config.drafter else None
 
     def cache_specs(self) -> list[CacheSpec]:

@@ -16,9 +16,10 @@ from models.layers.block import ExpertLayout
 from models.layers.decoder import DecoderConfig
 from models.layers.gated_delta import GatedDeltaConfig
 from models.layers.rope_field import rope_field
+from models.qwen_vl.v3.config import load_config
 from models.qwen_vl.v3.model import LANGUAGE, experts_apart, experts_of, vision_rules
 from models.qwen_vl.v3.vision import Qwen3VLEncoder
-from models.qwen_vl.v3_5.config import FULL, load_config
+from models.qwen_vl.v3_5.config import FULL
 from models.qwen_vl.v3_5.language import HybridConfig, HybridDecoder, drafter_rules, hybrid_rules
 
 
@@ -59,8 +60,8 @@ def _expert_layout(source: Source, layers: str) -> ExpertLayout:
 
 
 def hybrid_config(text: Mapping[str, Any]) -> HybridConfig:
-    """text: of models.qwen_vl.v3_5.config.load_config."""
-    decoder = DecoderConfig.from_published(text, qkv_bias=False, qk_norm=True, experts=experts_of(text))
+    """text: as of models.qwen_vl.v3_5.config.text_fields."""
+    decoder = DecoderConfig.from_published(text, qk_norm=True, experts=experts_of(text))
     _, rope = rope_field(text)
     share = rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 0.25
     return HybridConfig(

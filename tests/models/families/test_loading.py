@@ -25,8 +25,8 @@ from models.checkpoints.registry import family_of, resolve
 from models.interfaces.errors import CheckpointError
 from models.layers.decoder import decoder_rules
 from models.minicpmv.config import load_config as load_minicpmv
+from models.qwen_vl.config import WindowConfig
 from models.qwen_vl.config import load_config as load_qwen2
-from models.qwen_vl.v2_5.config import load_config as load_qwen2_5
 from models.qwen_vl.v3.config import load_config
 from models.qwen_vl.v3.config import load_config as load_qwen3
 from models.qwen_vl.v3.model import LANGUAGE, decoder_config, vision_rules
@@ -431,26 +431,21 @@ def test_a_width_that_is_not_the_files_is_refused(tmp_path: Path) -> None:
 
 def test_what_older_releases_of_transformers_leave_out_of_the_tower(tmp_path: Path) -> None:
     """They wrote the fields that differ from the class's defaults. So the files of many fine-tuned checkpoints are."""
-    older = {"in_chans": 3, "spatial_patch_size": 14}
-    for size, load, hidden in (("qwen2_vl_2b", load_qwen2, 1536), ("qwen2_5_vl_7b", load_qwen2_5, 1280)):
+    older = {"in_chans": 3, "spatial_patch_size": 14, "tokens_per_second": 2}
+    for size, hidden in (("qwen2_vl_2b", 1536), ("qwen2_5_vl_7b", 1280)):
         directory = make(size, tmp_path)
-        published = load(directory)
-        change(directory, CONFIG, {"vision_config": {**older, "hidden_size": hidden, "tokens_per_second": 2}})
-        assert towers(load(directory)) == towers(published)
-
-
-def towers(config: Any) -> Any:
-    """All but the language model."""
-    return replace(config, text=ANY) if hasattr(config, "text") else replace(config, shared=towers(config.shared))
+        published = load_qwen2(directory)
+        change(directory, CONFIG, {"vision_config": {**older, "hidden_size": hidden}})
+        assert load_qwen2(directory) == replace(published, text=ANY)
 
 
 def test_fields_that_a_published_file_of_qwen2_5_vl_leaves_out_are_the_architectures(tmp_path: Path) -> None:
     directory = copy_checkpoint(FAMILIES["qwen2_5_vl"].directory, tmp_path / "short")
     left_out = ("depth", "num_heads", "window_size", "fullatt_block_indexes")
     change(directory, CONFIG, dict.fromkeys(left_out, ABSENT), "vision_config")
-    loaded = load_qwen2_5(directory)
-    assert (loaded.shared.vision.depth, loaded.shared.vision.num_heads, loaded.window) == (32, 16, 4)
-    assert loaded.full_attention == {7, 15, 23, 31}
+    loaded = load_qwen2(directory)
+    assert (loaded.vision.depth, loaded.vision.num_heads) == (32, 16)
+    assert loaded.windows == WindowConfig(4, frozenset({7, 15, 23, 31}))
 
 
 def test_files_about_pictures_and_videos_of_qwen3_vl(tmp_path: Path) -> None:

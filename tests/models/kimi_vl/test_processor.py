@@ -175,18 +175,6 @@ def test_answers_end_at_the_end_of_a_turn(tmp_path: Path) -> None:
     assert changed.generation_defaults == {"temperature": 0.6}
 
 
-def test_sampling_that_the_makers_recommend_where_the_files_name_none(tmp_path: Path) -> None:
-    cache = tmp_path / "models--moonshotai--Kimi-VL-A3B-Thinking" / "snapshots" / ("c" * 40)
-    names = {"Kimi-VL-A3B-Instruct": 0.2, "my-kimi-vl-a3b-thinking": 0.6, "Kimi-VL-A3B-Thinking-2506": 0.8, cache: 0.6}
-    for name, temperature in names.items():
-        (tmp_path / name).mkdir(parents=True)
-        assert of(tmp_path / name).generation_defaults == {"temperature": temperature}
-        (tmp_path / name / "generation_config.json").write_text('{"top_p": 0.9, "eos_token_id": 301}')
-        assert of(tmp_path / name).generation_defaults == {"top_p": 0.9}
-    (tmp_path / "other").mkdir()
-    assert of(tmp_path / "other").generation_defaults == {}
-
-
 def test_the_template_is_that_of_the_files(tmp_path: Path) -> None:
     said = say("user", "x", 0)
     item = processor().image(blank(56, 28))

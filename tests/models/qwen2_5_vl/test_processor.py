@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from models.interfaces.errors import InputError
 from models.interfaces.media import MediaItem, VideoFrames, VideoMetadata
 from models.qwen_vl.processor import Qwen2VLProcessor
-from models.qwen_vl.v2_5.vision import num_windows, windowed_frame
+from models.qwen_vl.windowed_vision import num_windows, windowed_frame
 from tests.models.families.family import FAMILIES
 from tests.support.prompts import prompt_of, say
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import ChatMessage
-from models.qwen_vl.v3_5.config import load_config
+from models.qwen_vl.v3.config import load_config
 from models.qwen_vl.v3_5.model import load_model
 from models.text.chat_template import ChatTemplate
 from service.api.chat.prompt import template_options

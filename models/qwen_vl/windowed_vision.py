@@ -23,9 +23,9 @@ from models.layers.mlp import Merger
 from models.layers.norms import RMSNorm
 from models.layers.rms_tower import RMSTowerBlock, run_rms_tower
 from models.layers.rotary import rotary_cos_sin
+from models.qwen_vl.config import ImageSettings, VisionConfig, WindowConfig
 from models.qwen_vl.encoder import NORM_EPS, PatchEncoder, block_coordinates
 from models.qwen_vl.items import grid_of
-from models.qwen_vl.v2_5.config import Qwen25VLConfig
 
 _INNER_MULTIPLE = 128
 """Rows of the published intermediate_size, 3420, are not 16-byte aligned, which keeps GEMMs from wide loads."""
@@ -76,11 +76,10 @@ class Qwen25VLEncoder(PatchEncoder):
     bounds of frame pairs and of windows in patches, their tails repeating the last value.
     """
 
-    def __init__(self, config: Qwen25VLConfig) -> None:
-        vision = config.shared.vision
-        super().__init__(vision, config.shared.images)
-        self.window = config.window
-        self.full_attention = config.full_attention
+    def __init__(self, vision: VisionConfig, images: ImageSettings, windows: WindowConfig) -> None:
+        super().__init__(vision, images)
+        self.window = windows.side
+        self.full_attention = windows.full_attention
         self.blocks = nn.ModuleList(
             RMSTowerBlock(vision.hidden_size, vision.intermediate_size, vision.num_heads, NORM_EPS)
             for _ in range(vision.depth)
