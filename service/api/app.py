@@ -59,7 +59,6 @@ ENDPOINTS = {
     "/v1/completions": "completions",
     "/v1/embeddings": "embeddings",
     "/v1/rerank": "rerank",
-    "/v1/score": "rerank",
     "/v1/audio/transcriptions": "transcriptions",
     "/v1/audio/speech": "speech",
     "/v1/audio/speech/stream": "speech",
