@@ -57,15 +57,20 @@ def explain(problem: Any) -> str:
     return f"{where}: {message}{given}" if where else message
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """The settings in a YAML file, by name. Values are texts, as those of flags and variables are. SettingsError for a
-    file that cannot be read, or is none."""
+def read_yaml(path: Path) -> Any:
+    """What a YAML file says. Values are texts, as those of flags and variables are. SettingsError for a file that
+    cannot be read, or is none."""
     try:
-        values = yaml.load(path.read_text("utf-8"), TextLoader) or {}
+        return yaml.load(path.read_text("utf-8"), TextLoader)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, yaml.YAMLError, RecursionError) as error:  # as of a date in month 13
         raise SettingsError(f"{path}: not a YAML file ({yaml_problem(error)})") from error
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The settings in a YAML file, by name."""
+    values = read_yaml(path) or {}
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: expected a mapping of settings, got {type(values).__name__}")
     return {str(key).replace("-", "_"): value for key, value in values.items()}  # as a flag or as a variable

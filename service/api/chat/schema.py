@@ -347,11 +347,8 @@ class ContentPart(MediaOptions, frozen=True):
     input_audio: InputAudio | None = None
 
 
-class ProcessorOptions(VideoOptions, frozen=True, forbid_unknown_fields=True):
+class ProcessorOptions(MediaOptions, frozen=True, forbid_unknown_fields=True):
     downsample_mode: Literal["16x", "4x"] | None = None
-    min_pixels: PixelBound = None
-    max_pixels: PixelBound = None
-    total_pixels: PixelBound = None
 
 
 class MediaIoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
