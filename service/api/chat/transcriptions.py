@@ -121,12 +121,6 @@ class TranscriptionSegment(msgspec.Struct, frozen=True):
     no_speech_prob: float = 0.0
 
 
-class TranscribedWord(msgspec.Struct, frozen=True):
-    word: str
-    start: float
-    end: float
-
-
 class VerboseTranscription(msgspec.Struct, frozen=True):
     """language: its English name in lower case; empty where nobody speaks. duration: seconds. words: without
     punctuation."""
@@ -136,7 +130,7 @@ class VerboseTranscription(msgspec.Struct, frozen=True):
     text: str
     segments: list[TranscriptionSegment]
     usage: DurationUsage
-    words: list[TranscribedWord] | UnsetType = UNSET
+    words: list[AlignedWord] | UnsetType = UNSET
     task: Literal["transcribe"] = "transcribe"
 
 
@@ -389,7 +383,7 @@ class Hearing:
         said = [one for one in segments if one.text]
         verbose = VerboseTranscription(language, seconds, whole.text, said, DurationUsage(seconds))
         if "word" in self.body.timestamp_granularities:
-            words = [TranscribedWord(one.word, one.start, one.end) for piece in self.pieces for one in piece.words]
+            words = [word for piece in self.pieces for word in piece.words]
             verbose = msgspec.structs.replace(verbose, words=words)
         return json_response(verbose)
 
