@@ -57,20 +57,15 @@ def explain(problem: Any) -> str:
     return f"{where}: {message}{given}" if where else message
 
 
-def read_yaml(path: Path) -> Any:
-    """What a YAML file says. Values are texts, as those of flags and variables are. SettingsError for a file that
-    cannot be read, or is none."""
+def read_file(path: Path) -> dict[str, Any]:
+    """The settings in a YAML file, by name. Values are texts, as those of flags and variables are. SettingsError for a
+    file that cannot be read, or is none."""
     try:
-        return yaml.load(path.read_text("utf-8"), TextLoader)
+        values = yaml.load(path.read_text("utf-8"), TextLoader) or {}
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, yaml.YAMLError, RecursionError) as error:  # as of a date in month 13
         raise SettingsError(f"{path}: not a YAML file ({yaml_problem(error)})") from error
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """The settings in a YAML file, by name."""
-    values = read_yaml(path) or {}
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: expected a mapping of settings, got {type(values).__name__}")
     return {str(key).replace("-", "_"): value for key, value in values.items()}  # as a flag or as a variable
@@ -209,4 +204,3 @@ Workers = Annotated[int, Field(ge=1, le=1024)]
 Slots = Annotated[int, Field(ge=1, le=16384)]
 """More would not fit into the memory of any machine, or take minutes to allocate."""
 Gpus = Annotated[str, BeforeValidator(_gpus)]
-Share = Annotated[float, Field(gt=0, le=1)]

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
 
+import yaml
+
 from models.interfaces.errors import InputError
 from service.api.spoken_text.markup import STRAIGHT_QUOTES
 from service.api.spoken_text.text_splitting import is_wide
-from service.settings.reading import read_yaml
+from service.settings.reading import TextLoader
 
 MAX_FILE_ENTRIES = 5000
 MAX_WORD, MAX_SPOKEN = 64, 200
@@ -118,7 +120,12 @@ def fold(text: str) -> str:
 def load_lexicon(path: Path) -> Lexicon:
     """Read a lexicon from a YAML (or JSON) file, `word: what is said`. ValueError names the entry that does
     not fit."""
-    entries = read_yaml(path)
+    try:
+        entries = yaml.load(path.read_text("utf-8"), TextLoader)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{path}: not a YAML file ({type(error).__name__})") from error
     if not isinstance(entries, dict) or not entries:
         raise ValueError(f"{path}: expected lines of `word: what is said`")
     if len(entries) > MAX_FILE_ENTRIES:
