@@ -210,39 +210,26 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
         assert isinstance(error, HTTPException)
         if error.status_code == 405:
             return _other_method(request, routes)
-        if error.status_code == 404:
-            path = request.scope["path"]
-            socket = any(isinstance(route, WebSocketRoute) and route.path_regex.match(path) for route in routes)
-            return (UPGRADE_REQUIRED if socket else _no_such_path(path, routes)).response()
         return ApiError(error.status_code, "The request cannot be processed.", headers=error.headers).response()
 
-    no_http_path = app.router.default
-
     async def no_path(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await _no_such_socket(scope["path"], routes).respond(scope, receive, send)
-        else:
-            await no_http_path(scope, receive, send)
+        await _no_such_path(scope["path"], routes, socket=scope["type"] == "websocket").respond(scope, receive, send)
 
     app.router.default = no_path
     app.add_exception_handler(HTTPException, http)
 
 
-def _no_such_path(path: str, routes: Sequence[BaseRoute]) -> ApiError:
-    """404. Names the path that a client with a wrong base URL, or a slash too many, must have meant."""
+def _no_such_path(path: str, routes: Sequence[BaseRoute], *, socket: bool) -> ApiError:
+    """404, or 426 for the path of a WebSocket. Names the path that a client with a wrong base URL, or a slash too many,
+    must have meant."""
+    if any(isinstance(route, Route | WebSocketRoute) and route.path_regex.match(path) for route in routes):
+        message = "This path is not a WebSocket: send an HTTP request without an upgrade."
+        return ApiError(404, message, code="not_found") if socket else UPGRADE_REQUIRED
     parts = [part for part in path.split("/") if part not in ("", "v1")]
-    known = {getattr(route, "path", None) for route in routes}
+    known = {getattr(route, "path", None) for route in routes if isinstance(route, WebSocketRoute) or not socket}
     meant = next((path for path in ("/".join(("", "v1", *parts)), "/".join(("", *parts))) if path in known), None)
     hint = f"did you mean {meant}?" if meant else "GET /docs describes the others."
     return ApiError(404, f"This server has no such path; {hint}", code="not_found")
-
-
-def _no_such_socket(path: str, routes: Sequence[BaseRoute]) -> ApiError:
-    """404 for a handshake."""
-    if any(isinstance(route, Route) and route.path_regex.match(path) for route in routes):
-        message = "This path is not a WebSocket: send an HTTP request without an upgrade."
-        return ApiError(404, message, code="not_found")
-    return _no_such_path(path, [route for route in routes if isinstance(route, WebSocketRoute)])
 
 
 UPGRADE_REQUIRED = ApiError(
