@@ -123,7 +123,7 @@ def create_context(
         ThreadPoolExecutor(media_threads, thread_name_prefix="work"),
         tracing_from(server_version()),
         lexicon=server_lexicon(settings),
-        lora_voices=lora_voices(settings, catalog, voices.RESERVED),
+        lora_voices=lora_voices(settings, catalog),
     )
 
 

@@ -6,7 +6,6 @@ import asyncio
 import re
 import secrets
 import unicodedata
-from collections.abc import Collection
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -30,8 +29,29 @@ from service.settings.reading import SettingsError
 from service.settings.settings import Settings
 from service.voices import ID, Voice, VoiceStoreError, is_name, name_key
 
+router = APIRouter()
 
-def lora_voices(settings: Settings, catalog: Catalog, reserved: Collection[str]) -> dict[str, str]:
+PATH = "/v1/audio/voices"
+NO_CONSENT = {"false", "no", "0", "off", "none", "null"}
+"""Values of `consent` that mean no."""
+SEED = re.compile(r"[0-9]{1,18}")
+SAMPLE = "audio_sample"
+STATUS = {"full": 409, "exists": 409, "gone": 404, "disk_full": 507, "disk": 500}
+CODES = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insufficient_storage"}
+RESERVED = {speaker.DEFAULT_VOICE, *speaker.OPENAI_VOICES}
+
+
+def name_problem(name: str) -> str:
+    """Why no voice can be added under this name; empty if one can."""
+    if not is_name(name):
+        return "must be 1 to 64 letters, digits, spaces or any of . - _ ', the first one a letter or digit"
+    if name_key(name) in RESERVED:
+        return "this is the name of a built-in voice"
+    # Requests that still name a deleted voice by its id would get this one.
+    return "must not have the form of a voice's id" if ID.fullmatch(name_key(name)) else ""
+
+
+def lora_voices(settings: Settings, catalog: Catalog) -> dict[str, str]:
     """Folder of each adapter by the name_key of its voice. SettingsError for a folder that is not an adapter, and
     unless exactly one speech model is hosted."""
     if settings.lora_voices is None:
@@ -46,29 +66,11 @@ def lora_voices(settings: Settings, catalog: Catalog, reserved: Collection[str])
     voices: dict[str, str] = {}
     for folder in folders:
         key = name_key(folder.name)
-        if not is_name(unicodedata.normalize("NFC", folder.name)) or ID.fullmatch(key):
-            raise SettingsError(
-                f"lora_voices: {folder.name!r} cannot be a voice's name, which is 1 to 64 letters, digits, spaces or "
-                "any of . - _ '"
-            )
-        if key in reserved:
-            raise SettingsError(f"lora_voices: {folder.name!r} is the name of a built-in voice")
-        if key in voices:
-            raise SettingsError(f"lora_voices: {voices[key]!r} and {folder.name!r} are the same name")
+        problem = name_problem(unicodedata.normalize("NFC", folder.name))
+        if problem or key in voices:
+            raise SettingsError(f"lora_voices: {folder.name!r}: {problem or f'the same name as {voices[key]!r}'}")
         voices[key] = folder.name
     return voices
-
-
-router = APIRouter()
-
-PATH = "/v1/audio/voices"
-NO_CONSENT = {"false", "no", "0", "off", "none", "null"}
-"""Values of `consent` that mean no."""
-SEED = re.compile(r"[0-9]{1,18}")
-SAMPLE = "audio_sample"
-STATUS = {"full": 409, "exists": 409, "gone": 404, "disk_full": 507, "disk": 500}
-CODES = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insufficient_storage"}
-RESERVED = {speaker.DEFAULT_VOICE, *speaker.OPENAI_VOICES}
 
 
 @get(router, PATH, "List built-in voices, adapters and uploaded voices.", {JSON: VoiceList})
@@ -178,16 +180,10 @@ def _new_name(context: ServerContext, form: FormData) -> str:
     if name is None:
         raise invalid("name", "this field is required")
     name = unicodedata.normalize("NFC", name)
-    if not is_name(name):
-        problem = "must be 1 to 64 letters, digits, spaces or any of . - _ ', the first one a letter or digit"
+    if problem := name_problem(name):
         raise invalid("name", problem)
-    if name_key(name) in RESERVED:
-        raise invalid("name", "this is the name of a built-in voice")
     if name_key(name) in context.lora_voices:
         raise invalid("name", "this is the name of a voice of the server, an adapter")
-    if ID.fullmatch(name_key(name)):
-        # Requests that still name a deleted voice by its id would get this one.
-        raise invalid("name", "must not have the form of a voice's id")
     return name
 
 
