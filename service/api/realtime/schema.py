@@ -424,7 +424,6 @@ def _defined(events: dict[str, dict[str, Any]], base: type[msgspec.Struct]) -> d
 _CLIENT, _SERVER = _defined(CLIENT_EVENTS, ClientEvent), _defined(SERVER_EVENTS, ServerEvent)
 SessionUpdate = _CLIENT["session.update"]
 AnyClientEvent: Any = Union[tuple(_CLIENT.values())]  # noqa: UP007 - made at runtime
-AnyServerEvent: Any = Union[tuple(_SERVER.values())]  # noqa: UP007 - made at runtime
 
 
 def server_event(type: str, **fields: Any) -> ServerEvent:

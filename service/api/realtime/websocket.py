@@ -18,7 +18,6 @@ from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, as_api_error, bad_request, invalid
 from service.api.http.json_body import parse
 from service.api.http.middleware import RequestRecord
-from service.api.http.openapi import websocket
 from service.api.realtime import schema
 from service.api.realtime.answer import Answer, error_event
 from service.api.realtime.conversation import (
@@ -45,13 +44,6 @@ IDLE = 600.0
 """Seconds of silence after which a client is disconnected."""
 MAX_UPDATE = 1 << 18
 """Limit in bytes of a session.update, since its values are kept."""
-
-websocket(
-    PATH,
-    "Converse in text, pictures and speech; answers are written or spoken.",
-    client=schema.AnyClientEvent,
-    server=schema.AnyServerEvent,
-)
 
 
 @router.websocket(PATH)
