@@ -69,7 +69,7 @@ class SpeechJob:
     """Where a text is cut into segments."""
     normalised: bool
     """Whether numbers and signs become words."""
-    lexicons: tuple[Lexicon, ...]
+    lexicon: Lexicon | None
     segment_length: int
     """Limit of a segment, as text_splitting.spoken_length counts."""
     record: RequestRecord
@@ -161,7 +161,6 @@ async def prepare(
     if speaker.design:
         patches = 0 if speaker.reference is None else len(speaker.reference)
         check_room(model, f"({speaker.design})", "instructions", reference_patches=patches)
-    lexicons = (Lexicon(options.lexicon),) if options.lexicon else ()
     template = SpeechRequest(
         request_id=f"speech-{secrets.token_hex(16)}",
         model=model.name,
@@ -188,7 +187,7 @@ async def prepare(
         sample_rate=sample_rate,
         granularity=options.split_granularity or default_granularity,
         normalised=options.normalize is not False,
-        lexicons=lexicons if context.lexicon is None else (*lexicons, context.lexicon),
+        lexicon=context.lexicon,
         segment_length=context.segment_length,
         record=record,
     )
