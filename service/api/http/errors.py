@@ -130,10 +130,7 @@ class ApiError(Exception):
         """Answer a request, or reject a WebSocket handshake, with the error object."""
         if scope["type"] == "websocket":
             await receive()
-        if scope["type"] == "http" or "websocket.http.response" in scope.get("extensions", {}):
-            await self.response()(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1008, "reason": self.code or ""})
+        await self.response()(scope, receive, send)
 
 
 class ClientLeft(Exception):

@@ -110,8 +110,6 @@ class RequestMiddleware:
             if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
                 status = message.get("status", SWITCHED)
                 MutableHeaders(scope=message)["x-request-id"] = record.request_id
-            elif message["type"] == "websocket.close":
-                status = status or 403
             await send(message)
 
         self._in_progress(record.endpoint, 1)
