@@ -157,8 +157,9 @@ async def hidden_vectors(
                 job = await prepare_job(context, asked, record, task=model.task)
                 return await _hidden(context, job), len(job.prompt.token_ids)
 
-    async with asyncio.timeout(context.settings.request_timeout):
-        done = await unless_disconnected(request, all_results([one(prompted) for prompted in prompts]))
+    done = await unless_disconnected(
+        request, all_results([one(prompted) for prompted in prompts]), context.settings.request_timeout
+    )
     tokens = record.notes["prompt_tokens"] = sum(count for _, count in done)
     return np.stack([vector for vector, _ in done]), EmbeddingsUsage(tokens, tokens)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -436,8 +435,7 @@ async def create_response(request: Request, context: ServerContext, body: Respon
     asked = chat_body(body, [turn.message for turn in turns])
     settings, record = context.settings, record_of(request.scope)
     with renamed(lambda error: in_own_words(error, turns)):
-        async with asyncio.timeout(settings.request_timeout):
-            job = await unless_disconnected(request, prepare_job(context, asked, record))
+        job = await unless_disconnected(request, prepare_job(context, asked, record), settings.request_timeout)
         answer = Answer(job, body, turns)
         if not body.stream:
             return await unless_disconnected(request, _completed(context, job, answer))

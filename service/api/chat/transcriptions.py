@@ -162,15 +162,15 @@ async def transcribe(request: Request) -> Response:
         body = _read(form, context)
         _refuse(body, aligns=context.catalog.of_task("alignment") is not None)
         model = context.model(body.model, "transcription", record)
-        async with asyncio.timeout(context.settings.request_timeout):
-            hearing = await unless_disconnected(request, _prepared(context, body, model, form, record))
+        hearing = await unless_disconnected(
+            request, _prepared(context, body, model, form, record), context.settings.request_timeout
+        )
     finally:
         await form.close()
     if body.stream:
         return event_stream(hearing.events(), context.settings)
     await unless_disconnected(request, hearing.hear_all())
-    async with asyncio.timeout(context.settings.request_timeout):
-        await unless_disconnected(request, hearing.align())
+    await unless_disconnected(request, hearing.align(), context.settings.request_timeout)
     return hearing.answer()
 
 

@@ -79,10 +79,10 @@ async def ended_early(
             watcher.cancel()  # it only listens: no need to await it
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client disconnects (ClientLeft). The body must have been
-    read."""
-    async with ended_early(request.receive):
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+    """The result of `work`, which is cancelled when the client disconnects (ClientLeft), or after `seconds`
+    (TimeoutError). The body must have been read."""
+    async with ended_early(request.receive, seconds):
         return await work
 
 

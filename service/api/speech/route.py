@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import secrets
 import time
@@ -68,8 +67,7 @@ FILES = dict.fromkeys(sorted({chosen.content_type for chosen in FORMATS.values()
 @post(router, "/v1/audio/speech", "Convert a text to speech.", schema.SpeechRequestBody, FILES, events=EVENTS)
 async def speak(request: Request, context: ServerContext, body: schema.SpeechRequestBody) -> Response:
     record = record_of(request.scope)
-    async with asyncio.timeout(context.settings.request_timeout):
-        speech = await unless_disconnected(request, _prepare(context, body, record))
+    speech = await unless_disconnected(request, _prepare(context, body, record), context.settings.request_timeout)
     live = partial(LiveResponse, timeout=speech.timeout, write_timeout=context.settings.write_timeout)
     if body.stream_format == "sse":
         return live(
@@ -89,8 +87,7 @@ async def speak(request: Request, context: ServerContext, body: schema.SpeechReq
     media_type = content_type(job.response_format, job.sample_rate)
     if body.stream is not False:
         return live(_encoded(context, speech), media_type=media_type, headers=headers)
-    async with asyncio.timeout(speech.timeout):
-        data = await unless_disconnected(request, _whole(context, speech))
+    data = await unless_disconnected(request, _whole(context, speech), speech.timeout)
     return Response(data, headers={**headers, **speech.notice, "content-type": media_type})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 import unicodedata
@@ -125,8 +124,7 @@ async def upload_voice(request: Request) -> Response:
     context.require_ready()
     form = await parse_form(request, "name, and audio_sample or speaker_description")
     try:
-        async with asyncio.timeout(context.settings.request_timeout):
-            voice = await unless_disconnected(request, _store(context, form, request))
+        voice = await unless_disconnected(request, _store(context, form, request), context.settings.request_timeout)
     finally:
         await form.close()
     return json_response(_object(context, voice))
