@@ -97,9 +97,9 @@ class Output:
             content = msgspec.convert({"type": kind, self._field: text}, schema.ItemContent)
             item = msgspec.structs.replace(self.item, status=status, content=[content])
             if speech is not None and self.format:
-                texts = tuple(line.text for line in speech.script.lines)
+                heard, texts = speech.delivery, tuple(line.text for line in speech.script.lines)
                 seconds = self._sound_bytes / self.format.bytes_per_second
-                playback = Playback(texts, tuple(speech.segments), seconds, status == "completed", speech.begun)
+                playback = Playback(texts, tuple(heard.segments), seconds, status == "completed", heard.begun)
         if self.conversation is not None:
             self.conversation.put_answer(item, playback)
             await self._tell("conversation.item.done", item=item, previous_item_id=self._previous)
