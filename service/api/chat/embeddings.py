@@ -9,7 +9,6 @@ import re
 import secrets
 import unicodedata
 from collections.abc import Sequence
-from contextlib import aclosing
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,6 +22,7 @@ from models.checkpoints.rows import tensor_rows
 from service.api.chat.job import ChatJob, prepare_job
 from service.api.chat.schema import ChatRequestBody, ContentPart, MediaUrl, Message
 from service.api.context import ServerContext, post
+from service.api.engines.request_stream import answered
 from service.api.http.errors import ApiError, invalid, renamed
 from service.api.http.middleware import record_of
 from service.api.http.streaming import unless_disconnected
@@ -167,12 +167,8 @@ async def hidden_vectors(
 async def _hidden(context: ServerContext, job: ChatJob) -> np.ndarray:
     """The hidden vector of the prompt's last position, float32 [hidden_size]."""
     request = ChatRequest(f"{job.id}-0", job.model.name, job.prompt, GREEDY, job.record.arrival)
-    hidden = None
-    async with aclosing(context.engine.submit(request, job.group)) as deltas:
-        async for delta in deltas:
-            hidden = delta.hidden if hidden is None else hidden
-    assert hidden is not None
-    return hidden
+    deltas = await answered(context.engine.submit(request, job.group))
+    return next(delta.hidden for delta in deltas if delta.hidden is not None)
 
 
 def _named(error: ApiError, prompted: Prompted) -> ApiError:

@@ -7,7 +7,6 @@ import hashlib
 import logging
 import time
 import uuid
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from models.interfaces.errors import InputError
 from service.api.context import ServerContext
+from service.api.engines.request_stream import answered
 from service.api.http.admission import Decoding
 from service.api.http.errors import ApiError, invalid, naming
 from service.api.http.middleware import RequestRecord
@@ -210,11 +210,9 @@ async def encode(
     if cached is not None:
         return cached
     request = EncodeReference(f"reference-{uuid.uuid4().hex}", model.name, wave, pad, time.monotonic())
-    async with aclosing(context.engine.submit(request)) as stream:
-        async for encoded in stream:
-            context.references.put(key, encoded.patches)
-            return encoded.patches
-    raise ApiError(500, "The reference audio could not be encoded.", code="internal_error")
+    (encoded,) = await answered(context.engine.submit(request))
+    context.references.put(key, encoded.patches)
+    return encoded.patches
 
 
 def check_text(model: HostedModel, text: str, field: str) -> None:
@@ -318,5 +316,4 @@ async def _spoken(context: ServerContext, model: HostedModel, description: str, 
         live=False,
         arrival=time.monotonic(),
     )
-    async with aclosing(context.engine.submit(request)) as stream:
-        return np.concatenate([delta.audio async for delta in stream])
+    return np.concatenate([delta.audio for delta in await answered(context.engine.submit(request))])
