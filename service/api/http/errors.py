@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -57,9 +57,6 @@ class FieldWarnings:
             if (where, name) not in self._logged and len(self._logged) < MAX_NAMES and NAME.fullmatch(name):
                 self._logged.add((where, name))
                 log.warning("%s: the field %s is ignored: nothing here reads it", where, name)
-
-
-T = TypeVar("T")
 
 
 MAX_MESSAGE = 500
@@ -141,10 +138,6 @@ class ResponseCut(Exception):
     """A response that has started cannot be completed, so its connection is closed. The cause has been logged."""
 
 
-def shutting_down() -> ApiError:
-    return ApiError(503, "The server is shutting down.", code="shutting_down", retry_after=ENGINE_RETRY_AFTER)
-
-
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
@@ -152,14 +145,6 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 def invalid(field: str, problem: str, code: str | None = None) -> ApiError:
     """400 that names a field of the request, and what is wrong with it."""
     return bad_request(f"{field}: {problem}.", field, code)
-
-
-def naming(field: str, step: Callable[[], T]) -> T:
-    """What `step` returns. An InputError names `field` of the request, in place of the field that a processor knows."""
-    try:
-        return step()
-    except InputError as error:
-        raise InputError(field, str(error)) from error
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from models.interfaces.errors import InputError
 from service.api.context import ServerContext
 from service.api.engines.request_stream import answered
 from service.api.http.admission import Decoding
-from service.api.http.errors import ApiError, invalid, naming
+from service.api.http.errors import ApiError, invalid
 from service.api.http.middleware import RequestRecord
 from service.api.speech.schema import SpeechOptions
 from service.api.spoken_text.markup import clean_text
@@ -91,7 +91,7 @@ async def resolve_speaker(
     """The voice that the fields ask for. ApiError or InputError names the invalid field."""
     design = as_design(options.instructions or "")
     if options.instructions:
-        check_text(model, options.instructions, "instructions")
+        check_room(model, options.instructions, "instructions")
     if options.ref_text and not options.ref_audio:
         raise invalid("ref_text", "requires ref_audio, whose transcript it is")
     if design and options.ref_text:
@@ -189,7 +189,7 @@ async def encode_reference(
     """Patches of reference audio: "reference" and, if `text` (its transcript) is given, "prompt". wave: float32
     [samples]."""
     if text is not None:
-        check_text(model, text, "ref_text")
+        check_room(model, text, "ref_text")
     latents = {"reference": await encode(context, model, wave, "right")}
     if text is not None:
         # Padded on the left: the last patch of a prompt must end where the audio ends.
@@ -215,15 +215,14 @@ async def encode(
     return encoded.patches
 
 
-def check_text(model: HostedModel, text: str, field: str) -> None:
-    naming(field, lambda: model.speech_processor.tokenize(text))
-
-
 def check_room(model: HostedModel, text: str, field: str, **patches: int) -> None:
-    """InputError when text and patches (those of SpeechProcessor.layout) leave no position of the context to speak
-    in: nobody could ever use them."""
+    """InputError for a text that cannot be tokenized, or that leaves with patches (those of SpeechProcessor.layout) no
+    position of the context to speak in: nobody could ever use it."""
     processor = model.speech_processor
-    naming(field, lambda: processor.layout(processor.tokenize(text), **patches))
+    try:
+        processor.layout(processor.tokenize(text), **patches)
+    except InputError as error:
+        raise InputError(field, str(error)) from error
 
 
 # Built-in voices: a sentence is spoken once with the description and a fixed seed, and kept as the reference
