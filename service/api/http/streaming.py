@@ -136,7 +136,7 @@ class LiveResponse(Response):
             if not self._started:
                 await answer.response()(scope, receive, send)
             elif self._on_error is None:
-                raise TruncatedBody from error
+                raise ResponseCut from error
             else:
                 await self._send_last(send, self._on_error(answer))
         finally:
@@ -224,7 +224,3 @@ def event_stream(
 
 class ClientTimeout(ResponseCut):
     """The client has read nothing for the write timeout."""
-
-
-class TruncatedBody(ResponseCut):
-    """A body of plain bytes could not be completed."""
