@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from service.api.engines.engines import Engines
-from service.api.http.admission import Admission
+from service.api.http.admission import Admission, Turns
 from service.api.http.errors import ENGINE_RETRY_AFTER, ApiError, FieldWarnings, unread_fields
 from service.api.http.json_body import parse
 from service.api.http.middleware import RequestRecord
@@ -48,9 +48,6 @@ PATHS: dict[Task, str] = {
 }
 LARGE_BODY = 1 << 18
 """Bytes above which a JSON body is parsed in a thread."""
-AT_ONCE = 4
-"""Requests prepared in one turn of the loop: a few milliseconds of work between two polls of the sockets. 64 would
-leave streams without audio and tokens for tens of milliseconds."""
 
 
 @dataclass(eq=False)
@@ -83,8 +80,7 @@ class ServerContext:
     """Folder of each adapter by the name_key of its voice."""
     grammars: GrammarChecks = field(default_factory=GrammarChecks)
     references: LruCache[bytes, np.ndarray] = field(default_factory=lambda: LruCache(CACHED_REFERENCES))
-    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
-    """Places in this turn of the loop for requests to be parsed, first come, first served."""
+    turns: Turns = field(default_factory=Turns)
     voice_activity: VoiceActivity = field(default_factory=VoiceActivity)
     field_warnings: FieldWarnings = field(default_factory=FieldWarnings)
     draining: bool = False
@@ -117,8 +113,7 @@ class ServerContext:
         """The body of a request as a `kind`, parsed when it is this request's turn. ApiError or a msgspec error if it
         is not one."""
         raw = await request.body()
-        await self.turns.acquire()
-        asyncio.get_running_loop().call_soon(self.turns.release)
+        await self.turns.wait()
 
         def read() -> tuple[T, list[str]]:
             return parse(raw, kind), unread_fields(raw, kind)

@@ -25,6 +25,22 @@ from service.media.fetch import FetchesBusy
 from service.media.loader import NoRoom, Room
 from service.metrics.metrics import Metrics
 
+AT_ONCE = 4
+"""Requests prepared in one turn of the loop: a few milliseconds of work between two polls of the sockets."""
+
+
+class Turns:
+    """Let at most `at_once` requests through in each turn of the loop, first come, first served. 64 requests prepared
+    in one turn would leave streams without audio and tokens for tens of milliseconds."""
+
+    def __init__(self, at_once: int = AT_ONCE) -> None:
+        self._places = asyncio.Semaphore(at_once)
+
+    async def wait(self) -> None:
+        await self._places.acquire()
+        asyncio.get_running_loop().call_soon(self._places.release)
+
+
 MIN_RETRY_AFTER, MAX_RETRY_AFTER = 1.0, 60.0
 """Bounds of Retry-After in seconds. OpenAI's clients obey up to 60."""
 FREE_BYTES = 1 << 16
