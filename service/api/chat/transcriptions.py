@@ -26,8 +26,7 @@ from service.api.chat.schema import ChatRequestBody, TokenLogprob, TopLogprob
 from service.api.context import ServerContext, context_of
 from service.api.http.admission import Decoding
 from service.api.http.errors import ApiError, bad_request, invalid
-from service.api.http.form import parse_form, text_fields
-from service.api.http.json_body import of_texts
+from service.api.http.form import parse_form, read_form
 from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, json_response, operation
 from service.api.http.streaming import DONE, event, event_stream, unless_disconnected
@@ -159,7 +158,8 @@ async def transcribe(request: Request) -> Response:
     context.require_ready()
     form = await parse_form(request, "file and model", MAX_FIELDS)
     try:
-        body = _read(form, context)
+        body, unread = read_form(form, TranscriptionForm, "file", LISTS)
+        context.field_warnings.warn(PATH, unread)
         _refuse(body, aligns=context.catalog.of_task("alignment") is not None)
         model = context.model(body.model, "transcription", record)
         hearing = await unless_disconnected(
@@ -185,21 +185,6 @@ def _require_recogniser(context: ServerContext) -> None:
     if context.catalog.of_task("transcription") is None:
         message = "This server has no speech recognition: host a model that has, such as Qwen/Qwen3-ASR-0.6B."
         raise ApiError(404, message, code="no_speech_recognition")
-
-
-def _read(form: FormData, context: ServerContext) -> TranscriptionForm:
-    """ApiError 400 names the field that does not fit."""
-    values: dict[str, Any] = {}
-    for name in dict.fromkeys(form):
-        key, bracket, _ = name.partition("[")
-        texts = [] if name == "file" else text_fields(form, name)
-        if key in LISTS:
-            values[key] = [*values.get(key, ()), *texts]
-        elif texts or name == "file":
-            values[key] = {} if bracket else "".join(texts[-1:])
-    context.field_warnings.warn(PATH, set(values) - set(TranscriptionForm.__struct_fields__))
-    body: TranscriptionForm = of_texts(values, TranscriptionForm)
-    return body
 
 
 def _refuse(body: TranscriptionForm, *, aligns: bool) -> None:

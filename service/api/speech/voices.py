@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import unicodedata
 
@@ -15,7 +14,7 @@ from models.checkpoints.lora_folders import adapter_folders
 from models.interfaces.errors import CheckpointError, InputError
 from service.api.context import ServerContext, context_of
 from service.api.http.errors import ApiError, invalid
-from service.api.http.form import parse_form, text_field
+from service.api.http.form import parse_form, read_form
 from service.api.http.middleware import record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, get, json_response, operation
 from service.api.http.streaming import unless_disconnected
@@ -33,7 +32,6 @@ router = APIRouter()
 PATH = "/v1/audio/voices"
 NO_CONSENT = {"false", "no", "0", "off", "none", "null"}
 """Values of `consent` that mean no."""
-SEED = re.compile(r"[0-9]{1,18}")
 SAMPLE = "audio_sample"
 STATUS = {"full": 409, "exists": 409, "gone": 404, "disk_full": 507, "disk": 500}
 CODES = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insufficient_storage"}
@@ -131,19 +129,16 @@ async def upload_voice(request: Request) -> Response:
 
 
 async def _store(context: ServerContext, form: FormData, request: Request) -> Voice:
-    record = record_of(request.scope)
-    model = speech_model(context, text_field(form, "model"), record)
-    name = _new_name(context, form)
-    consent = text_field(form, "consent")
-    sample = form.get(SAMPLE) or None
+    record, sample = record_of(request.scope), form.get(SAMPLE) or None
     if isinstance(sample, str):
         raise invalid(SAMPLE, "must be a file")
-    ref_text = text_field(form, "ref_text")
-    description = text_field(form, "speaker_description")
+    given, unread = read_form(form, VoiceUpload, SAMPLE)
+    context.field_warnings.warn(PATH, unread)
+    model, name, consent = speech_model(context, given.model, record), _new_name(context, given.name), given.consent
     if sample is None:
-        if description is None:
+        if given.speaker_description is None:
             raise invalid("audio_sample", "required: an audio file, unless speaker_description describes the voice")
-        if ref_text is not None:
+        if given.ref_text is not None:
             raise invalid("ref_text", "requires audio_sample, whose transcript it is")
         consent = None
     elif consent is None or consent.lower() in NO_CONSENT:
@@ -151,9 +146,9 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
     try:
         context.voices.check_room(name, context.owner(record.client))
         if sample is not None:
-            latents, seconds = await _uploaded(context, model, await sample.read(), ref_text, record.client)
+            latents, seconds = await _uploaded(context, model, await sample.read(), given.ref_text, record.client)
         else:
-            latents, seconds = await _described(context, model, description or "", text_field(form, "seed"))
+            latents, seconds = await _described(context, model, given.speaker_description or "", given.seed)
         return await context.in_thread(
             lambda: context.voices.add(
                 name=name,
@@ -161,8 +156,8 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
                 consent=consent,
                 seconds=seconds,
                 latents=latents,
-                ref_text=ref_text,
-                description=description,
+                ref_text=given.ref_text,
+                description=given.speaker_description,
                 owner=context.owner(record.client),
             )
         )
@@ -173,11 +168,8 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
         raise
 
 
-def _new_name(context: ServerContext, form: FormData) -> str:
-    name = text_field(form, "name")
-    if name is None:
-        raise invalid("name", "this field is required")
-    name = unicodedata.normalize("NFC", name)
+def _new_name(context: ServerContext, given: str) -> str:
+    name = unicodedata.normalize("NFC", given)
     if problem := name_problem(name):
         raise invalid("name", problem)
     if name_key(name) in context.lora_voices:
@@ -196,16 +188,14 @@ async def _uploaded(
 
 
 async def _described(
-    context: ServerContext, model: HostedModel, description: str, seed: str | None
+    context: ServerContext, model: HostedModel, description: str, seed: int | None
 ) -> tuple[dict[str, np.ndarray], float]:
     """The same for a description, which is spoken once."""
-    if seed is not None and not SEED.fullmatch(seed):
-        raise invalid("seed", "must be a whole number of at most 18 digits")
     design = speaker.as_design(description)
     if not design:
         raise invalid("speaker_description", "has no character but parentheses and control characters")
     speaker.check_room(model, speaker.spoken_text(design), "speaker_description")
-    drawn = secrets.randbits(62) if seed is None else int(seed)
+    drawn = secrets.randbits(62) if seed is None else seed
     patches, seconds = await speaker.described_reference(context, model, design, drawn)
     return {"reference": patches}, seconds
 
