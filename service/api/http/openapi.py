@@ -36,14 +36,13 @@ DESCRIPTIONS = {
     413: "The request body is too large.",
     415: "Compressed request bodies are not supported.",
     421: "The host name in Host is not allowed.",
-    499: "The client disconnected (in log and metrics only).",
     500: "The server failed on this request.",
     503: "Overloaded, loading or shutting down; retry after Retry-After seconds.",
     504: "The request took too long.",
     507: "The server's disk is full.",
 }
 MISDIRECTED = 421
-WORK_ERRORS = (400, 401, 403, 404, 408, 413, 415, 499, 500, 503, 504)
+WORK_ERRORS = (400, 401, 403, 404, 408, 413, 415, 500, 503, 504)
 """Error statuses of routes that use the engine."""
 
 _types: dict[str, type] = {}

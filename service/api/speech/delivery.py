@@ -55,10 +55,6 @@ class Script:
         """Seconds of all pauses together."""
         return sum(line.pause for line in self.lines) + self.pause
 
-    @property
-    def characters(self) -> int:
-        return sum(len(line.text) for line in self.lines)
-
     def unspoken(self, processor: SpeechProcessor) -> str:
         return processor.unspoken("".join(line.text for line in self.lines))
 

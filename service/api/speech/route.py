@@ -100,7 +100,8 @@ async def _prepare(context: ServerContext, body: schema.SpeechRequestBody, recor
     segments, unspoken = read() if small else await context.in_thread(read)
     script = text.script
     request = job.request(segments, text.transcript_ids, live=live, open=False, arrival=record.arrival)
-    context.metrics.observe("speech_characters_total", script.characters, model=job.model.name)
+    characters = sum(len(line.text) for line in script.lines)
+    context.metrics.observe("speech_characters_total", characters, model=job.model.name)
     context.metrics.observe("request_input_tokens", _tokens(request), model=job.model.name)
     record.notes["segments"] = len(script.lines)
     patches = sum(segment.max_patches for segment in segments)
