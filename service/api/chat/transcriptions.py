@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
 from msgspec import UNSET, Meta, UnsetType
-from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response
 
 from models.interfaces.errors import InputError
@@ -26,7 +25,7 @@ from service.api.chat.schema import ChatRequestBody, TokenLogprob, TopLogprob
 from service.api.context import ServerContext, context_of
 from service.api.http.admission import Decoding
 from service.api.http.errors import ApiError, bad_request, invalid
-from service.api.http.form import parse_form, read_form
+from service.api.http.form import read_form
 from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, json_response, operation
 from service.api.http.streaming import DONE, event, event_stream, unless_disconnected
@@ -156,17 +155,13 @@ async def transcribe(request: Request) -> Response:
     context, record = context_of(request), record_of(request.scope)
     _require_recogniser(context)
     context.require_ready()
-    form = await parse_form(request, "file and model", MAX_FIELDS)
-    try:
-        body, unread = read_form(form, TranscriptionForm, "file", LISTS)
-        context.field_warnings.warn(PATH, unread)
-        _refuse(body, aligns=context.catalog.of_task("alignment") is not None)
-        model = context.model(body.model, "transcription", record)
-        hearing = await unless_disconnected(
-            request, _prepared(context, body, model, form, record), context.settings.request_timeout
-        )
-    finally:
-        await form.close()
+    body, data, unread = await read_form(request, TranscriptionForm, "file", "file and model", LISTS, MAX_FIELDS)
+    context.field_warnings.warn(PATH, unread)
+    _refuse(body, aligns=context.catalog.of_task("alignment") is not None)
+    model = context.model(body.model, "transcription", record)
+    hearing = await unless_disconnected(
+        request, _prepared(context, body, model, data or b"", record), context.settings.request_timeout
+    )
     if body.stream:
         return event_stream(hearing.events(), context.settings)
     await unless_disconnected(request, hearing.hear_all())
@@ -225,17 +220,15 @@ class Piece:
 
 
 async def _prepared(
-    context: ServerContext, body: TranscriptionForm, model: HostedModel, form: FormData, record: RequestRecord
+    context: ServerContext, body: TranscriptionForm, model: HostedModel, data: bytes, record: RequestRecord
 ) -> Hearing:
     """Decode the file and cut it into pieces. ApiError or InputError names the field that does not fit."""
-    audio, file = hearing_of(model), form.get("file")
-    if not isinstance(file, UploadFile):
-        raise invalid("file", "must be a file")
+    audio = hearing_of(model)
     named = body.language or (body.languages[0] if len(body.languages) == 1 else None)
     language = None if named is None else audio.language(named)
     times = body.response_format in ("srt", "vtt", "verbose_json")
     seconds = CUE_SECONDS if times or body.chunking_strategy else PIECE_SECONDS
-    data, rate, began = await file.read(), audio.sample_rate, time.monotonic()
+    rate, began = audio.sample_rate, time.monotonic()
     with Decoding(record.ticket) as decoding, phase("media", kind="audio"):
         try:
             samples = await context.media.audio_file(

@@ -30,7 +30,7 @@ class _FormParser(MultiPartParser):
         self.complete = True
 
 
-async def parse_form(request: Request, needed: str, max_fields: int = MAX_FIELDS) -> FormData:
+async def _parsed(request: Request, needed: str, max_fields: int) -> FormData:
     """The parsed body; max_body limits it. needed: the fields that it must have, for the error about another body."""
     kind, options = parse_options_header(request.headers.get("content-type"))
     boundary = options.get(b"boundary", b"").decode("latin-1")
@@ -58,19 +58,31 @@ async def parse_form(request: Request, needed: str, max_fields: int = MAX_FIELDS
         raise bad_request(f"The form is not valid: {error.message}") from error
 
 
-def read_form(form: FormData, kind: type[T], file: str, lists: Collection[str] = ()) -> tuple[T, set[str]]:
-    """The texts of a form as a `kind`, and the names that it does not have. file: the field of the file, "" in the
-    struct. An empty text is none. Of several the last one counts, but for the fields in `lists`, which may end in
-    []. ApiError or a msgspec error names the field that does not fit."""
-    values: dict[str, Any] = {}
-    for name in dict.fromkeys(form):
-        key, bracket, _ = name.partition("[")
-        texts = [text for value in form.getlist(name) if name != file and (text := _text(name, value))]
-        if key in lists:
-            values[key] = [*values.get(key, ()), *texts]
-        elif texts or name == file:
-            values[key] = {} if bracket else "".join(texts[-1:])
-    return of_texts(values, kind), values.keys() - set(kind.__struct_fields__)
+async def read_form(
+    request: Request, kind: type[T], file: str, needed: str, lists: Collection[str] = (), max_fields: int = MAX_FIELDS
+) -> tuple[T, bytes | None, set[str]]:
+    """The texts of a form as a `kind`, the bytes of its file if it has one, and the names that `kind` does not have.
+    file: the field of the file, "" in the struct. needed: the fields that it must have, for the error about another
+    body.
+
+    An empty text is none. Of several the last one counts, but for the fields in `lists`, which may end in []. ApiError
+    or a msgspec error names the field that does not fit."""
+    form = await _parsed(request, needed, max_fields)
+    try:
+        sample, values = form.get(file) or None, dict[str, Any]()
+        if isinstance(sample, str):
+            raise invalid(file, "must be a file")
+        for name in dict.fromkeys(form):
+            key, bracket, _ = name.partition("[")
+            texts = [text for value in form.getlist(name) if name != file and (text := _text(name, value))]
+            if key in lists:
+                values[key] = [*values.get(key, ()), *texts]
+            elif texts or (name == file and sample is not None):
+                values[key] = {} if bracket else "".join(texts[-1:])
+        data = None if sample is None else await sample.read()
+        return of_texts(values, kind), data, values.keys() - set(kind.__struct_fields__)
+    finally:
+        await form.close()
 
 
 def _text(name: str, value: UploadFile | str) -> str:

@@ -7,15 +7,14 @@ import unicodedata
 
 import numpy as np
 from fastapi import APIRouter, Request
-from starlette.datastructures import FormData
 from starlette.responses import Response
 
 from models.checkpoints.lora_folders import adapter_folders
 from models.interfaces.errors import CheckpointError, InputError
 from service.api.context import ServerContext, context_of
 from service.api.http.errors import ApiError, invalid
-from service.api.http.form import parse_form, read_form
-from service.api.http.middleware import record_of
+from service.api.http.form import read_form
+from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, get, json_response, operation
 from service.api.http.streaming import unless_disconnected
 from service.api.speech import speaker
@@ -32,7 +31,6 @@ router = APIRouter()
 PATH = "/v1/audio/voices"
 NO_CONSENT = {"false", "no", "0", "off", "none", "null"}
 """Values of `consent` that mean no."""
-SAMPLE = "audio_sample"
 STATUS = {"full": 409, "exists": 409, "gone": 404, "disk_full": 507, "disk": 500}
 CODES = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insufficient_storage"}
 RESERVED = {speaker.DEFAULT_VOICE, *speaker.OPENAI_VOICES}
@@ -120,20 +118,15 @@ async def delete_voice(request: Request, voice: str) -> Response:
 async def upload_voice(request: Request) -> Response:
     context = context_of(request)
     context.require_ready()
-    form = await parse_form(request, "name, and audio_sample or speaker_description")
-    try:
-        voice = await unless_disconnected(request, _store(context, form, request), context.settings.request_timeout)
-    finally:
-        await form.close()
+    needed = "name, and audio_sample or speaker_description"
+    given, sample, unread = await read_form(request, VoiceUpload, "audio_sample", needed)
+    context.field_warnings.warn(PATH, unread)
+    work = _store(context, given, sample, record_of(request.scope))
+    voice = await unless_disconnected(request, work, context.settings.request_timeout)
     return json_response(_object(context, voice))
 
 
-async def _store(context: ServerContext, form: FormData, request: Request) -> Voice:
-    record, sample = record_of(request.scope), form.get(SAMPLE) or None
-    if isinstance(sample, str):
-        raise invalid(SAMPLE, "must be a file")
-    given, unread = read_form(form, VoiceUpload, SAMPLE)
-    context.field_warnings.warn(PATH, unread)
+async def _store(context: ServerContext, given: VoiceUpload, sample: bytes | None, record: RequestRecord) -> Voice:
     model, name, consent = speech_model(context, given.model, record), _new_name(context, given.name), given.consent
     if sample is None:
         if given.speaker_description is None:
@@ -146,7 +139,7 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
     try:
         context.voices.check_room(name, context.owner(record.client))
         if sample is not None:
-            latents, seconds = await _uploaded(context, model, await sample.read(), given.ref_text, record.client)
+            latents, seconds = await _uploaded(context, model, sample, given.ref_text, record.client)
         else:
             latents, seconds = await _described(context, model, given.speaker_description or "", given.seed)
         return await context.in_thread(
