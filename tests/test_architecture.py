@@ -9,8 +9,8 @@ import pytest
 from tests.support.imports import ROOT, circle, edges, imported, imported_from_elsewhere, modules_of, rooms_of, within
 
 LINES = {
-    "service": 37_485,
-    "service/api": 15_261,
+    "service": 37_154,
+    "service/api": 14_931,
     "service/cli": 2_594,
     "service/confined": 380,
     "service/engine": 10_357,
@@ -20,7 +20,7 @@ LINES = {
     "service/media": 2_704,
     "service/metrics": 561,
     "service/processes": 1_219,
-    "service/settings": 495,
+    "service/settings": 494,
     "service/system": 525,
     "models": 21_929,
     "models/checkpoints": 1_638,
@@ -32,7 +32,7 @@ LINES = {
     "models/voxcpm2": 2_936,
     "training": 8_491,
     "benchmarks": 8_913,
-    "tests": 48_438,
+    "tests": 48_402,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 45_000
