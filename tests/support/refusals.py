@@ -67,6 +67,7 @@ SAMPLES: dict[str, Callable[[], Any]] = {
     "@open brackets": lambda: '{"a":' + "[" * 100_000,
     "@many calls": lambda: asked(*[(f"{index}", "add", "{}") for index in range(129)])["tool_calls"],
     "@many biases": lambda: {str(token): 1 for token in range(321)},
+    "@many words": lambda: {f"w{number}": "x" for number in range(101)},
 }
 
 

@@ -12,7 +12,7 @@ from models.interfaces.errors import InputError
 from service.api.context import ServerContext
 from service.api.speech.delivery import AudioFeed, Script
 from service.api.speech.request import SMALL_TEXT, SpeechJob, SpokenTooLong, max_spoken_chars
-from service.api.spoken_text.lexicon import LexiconFilter
+from service.api.spoken_text.lexicon import MAX_GROWTH, LexiconFilter
 from service.api.spoken_text.markup import clean_text, speakable
 from service.api.spoken_text.normaliser import TextNormaliser
 from service.api.spoken_text.passages import PassageReader
@@ -28,15 +28,20 @@ class ScriptReader:
         self.speakable = False
         """Whether the last chunk had something to speak, even if its segment is not complete."""
         self._passages = PassageReader(ssml=ssml)
-        lexicon = None if job.lexicon is None else LexiconFilter(job.lexicon)
+        self._lexicon = LexiconFilter(*job.lexicons) if job.lexicons else None
         normaliser = TextNormaliser() if job.normalised else None
-        self._filters = [step for step in (lexicon, normaliser) if step is not None]
+        self._filters = [step for step in (self._lexicon, normaliser) if step is not None]
         self._splitter = TextSplitter(job.granularity, max_length=job.segment_length, first=first)
 
     @property
     def error(self) -> InputError | None:
         """What could not be read of the last chunk; text continues after it, SSML does not."""
         return self._passages.error
+
+    @property
+    def lexicon_full(self) -> bool:
+        """Whether words were not replaced because the text would have become too long."""
+        return self._lexicon is not None and self._lexicon.full
 
     def feed(self, text: str, *, final: bool = False) -> list[str | float]:
         """Return the segments that are complete, and pauses in seconds. final: a segment ends here."""
@@ -93,6 +98,8 @@ class SpokenText:
     def whole(self, text: str) -> list[SpeechSegment]:
         """Read all of it. InputError names what does not fit."""
         segments = self.feed(text, final=True)
+        if self._reader.lexicon_full:
+            raise InputError("lexicon", f"makes the text more than {MAX_GROWTH} characters longer")
         if self.error is not None:
             raise self.error
         if not segments:

@@ -69,7 +69,7 @@ class SpeechJob:
     """Where a text is cut into segments."""
     normalised: bool
     """Whether numbers and signs become words."""
-    lexicon: Lexicon | None
+    lexicons: tuple[Lexicon, ...]
     segment_length: int
     """Limit of a segment, as text_splitting.spoken_length counts."""
     record: RequestRecord
@@ -161,6 +161,7 @@ async def prepare(
     if speaker.design:
         patches = 0 if speaker.reference is None else len(speaker.reference)
         check_room(model, f"({speaker.design})", "instructions", reference_patches=patches)
+    lexicons = (Lexicon(options.lexicon),) if options.lexicon else ()
     template = SpeechRequest(
         request_id=f"speech-{secrets.token_hex(16)}",
         model=model.name,
@@ -187,7 +188,7 @@ async def prepare(
         sample_rate=sample_rate,
         granularity=options.split_granularity or default_granularity,
         normalised=options.normalize is not False,
-        lexicon=context.lexicon,
+        lexicons=lexicons if context.lexicon is None else (*lexicons, context.lexicon),
         segment_length=context.segment_length,
         record=record,
     )

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from service.api.engines.request_stream import StepReport
+from service.api.spoken_text.lexicon import MAX_SPOKEN, MAX_WORD
 from service.api.spoken_text.text_splitting import Granularity
 from service.media.audio_formats import ResponseFormat
 
@@ -17,6 +18,14 @@ SolverSteps = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """A server offers a few small numbers; the bounds keep long ones out of messages."""
 SampleRate = Annotated[int, Meta(ge=1, le=192_000)]
 Granularities = list[Literal["segment", "word"]]
+MAX_ENTRIES = 100
+LexiconEntries = Annotated[
+    dict[
+        Annotated[str, Meta(min_length=1, max_length=MAX_WORD)],
+        Annotated[str, Meta(min_length=1, max_length=MAX_SPOKEN)],
+    ],
+    Meta(max_length=MAX_ENTRIES),
+]
 
 
 class VoiceReference(msgspec.Struct, frozen=True):
@@ -30,7 +39,7 @@ class VoiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     description of the voice or manner. seed: of the noise; the same request with the same seed gives the same audio.
     cfg_value: guidance. inference_timesteps: solver steps. temperature: scale of the noise. max_len: patches (160 ms)
     of each segment. normalize: numbers, dates, money, units and abbreviations are turned into words first, in English
-    and Chinese (default true).
+    and Chinese (default true). lexicon: what is said for whole words, before the server's own.
     """
 
     model: str | None = None
@@ -43,6 +52,7 @@ class VoiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     max_len: Annotated[int, Meta(ge=1, le=65536)] | None = None
     normalize: bool | None = None
+    lexicon: LexiconEntries | None = None
 
 
 class SpeechOptions(VoiceOptions, frozen=True, kw_only=True):

@@ -1,14 +1,16 @@
-"""Pronunciations of words that the model would read differently."""
+"""Pronunciations of words that the model would read differently: the server's list, and that of a request."""
 
 from __future__ import annotations
 
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 
 import yaml
 
+from models.interfaces.errors import InputError
 from service.api.spoken_text.markup import STRAIGHT_QUOTES
 from service.api.spoken_text.text_splitting import is_wide
 from service.settings.reading import TextLoader
@@ -22,9 +24,12 @@ MAX_GROWTH = 65_536
 
 class Lexicon:
     """Whole words, each with what is said for it. A word without capitals matches with any capitals, a word with
-    capitals only itself."""
+    capitals only itself. InputError for a word that could never be found."""
 
     def __init__(self, entries: Mapping[str, str]) -> None:
+        for word in entries:
+            if word != word.strip() or not any(map(str.isalnum, word)):
+                raise InputError("lexicon", "a word needs a letter or digit, and no space at its ends")
         # Quotes of a text are straight by now, unless it keeps its markup.
         entries = {word.translate(STRAIGHT_QUOTES): spoken for word, spoken in entries.items()} | dict(entries)
         self._any_case = {word: spoken for word, spoken in entries.items() if word == fold(word)}
@@ -33,8 +38,14 @@ class Lexicon:
         self._lengths: dict[str, list[int]] = {}
         for length, first in sorted({(len(key), key[0]) for key in self._keys}, reverse=True):
             self._lengths.setdefault(first, []).append(length)
-        self.longest = max(map(len, self._keys))
-        self.first_characters = frozenset(self._lengths)
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self._keys), default=0)
+
+    @property
+    def first_characters(self) -> frozenset[str]:
+        return frozenset(self._lengths)
 
     def find(self, text: str, folded: str, start: int) -> tuple[int, str] | None:
         """(end, what is said) of the longest word that begins at start."""
@@ -55,10 +66,14 @@ class Lexicon:
 
 class LexiconFilter:
     """Replace words by what is said for them, in a text that arrives in chunks: the output does not depend on how it
-    is cut."""
+    is cut. If several lexicons have a word, the first one counts."""
 
-    def __init__(self, lexicon: Lexicon) -> None:
-        self._lexicon = lexicon
+    def __init__(self, *lexicons: Lexicon) -> None:
+        self.full = False
+        """Whether words were not replaced because the text would have become too long."""
+        self._lexicons = lexicons
+        self._longest = max(lexicon.longest for lexicon in lexicons)
+        self._firsts = frozenset[str]().union(*(lexicon.first_characters for lexicon in lexicons))
         self._pending = ""
         self._before = " "
         """The character in front of the pending text."""
@@ -66,15 +81,17 @@ class LexiconFilter:
 
     def feed(self, text: str, *, final: bool = False) -> str:
         """Return what later chunks cannot change. final: the text ends here, and a new one may follow."""
-        text, lexicon = self._before + self._pending + text, self._lexicon
+        text = self._before + self._pending + text
         folded = fold(text)
         said = ""
         kept = at = 1
         while at < len(text):
-            if folded[at] in lexicon.first_characters and not _joined(text[at - 1], text[at]):
-                if not final and len(text) - at <= lexicon.longest and lexicon.continues(folded[at:]):
+            if folded[at] in self._firsts and not _joined(text[at - 1], text[at]):
+                may_go_on = not final and len(text) - at <= self._longest
+                if may_go_on and any(lexicon.continues(folded[at:]) for lexicon in self._lexicons):
                     break
-                found = lexicon.find(text, folded, at)
+                matches = (lexicon.find(text, folded, at) for lexicon in self._lexicons)
+                found = max(filter(None, matches), key=itemgetter(0), default=None)
                 if found is not None and self._grow(found[0] - at, len(found[1])):
                     end, spoken = found
                     said += text[kept:at] + spoken
@@ -88,10 +105,9 @@ class LexiconFilter:
     def _grow(self, before: int, after: int) -> bool:
         """Whether the text may still become this much longer."""
         growth = self._growth + after - before
-        if growth > MAX_GROWTH:
-            return False
-        self._growth = growth
-        return True
+        self.full = self.full or growth > MAX_GROWTH
+        self._growth = growth if growth <= MAX_GROWTH else self._growth
+        return growth <= MAX_GROWTH
 
 
 def fold(text: str) -> str:
@@ -120,9 +136,10 @@ def load_lexicon(path: Path) -> Lexicon:
         if not 0 < len(word) <= MAX_WORD or not 0 < len(spoken) <= MAX_SPOKEN:
             limits = f"1 to {MAX_WORD} characters, what is said for it 1 to {MAX_SPOKEN}"
             raise ValueError(f"{path}: {word[:MAX_WORD]!r}: a word has {limits}")
-        if word != word.strip() or not any(map(str.isalnum, word)):
-            raise ValueError(f"{path}: {word!r}: a word needs a letter or digit, and no space at its ends")
-    return Lexicon(entries)
+    try:
+        return Lexicon(entries)
+    except InputError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _joined(left: str, right: str) -> bool:

@@ -25,11 +25,8 @@ ENTRIES = {
 }
 
 
-LEXICON = Lexicon(ENTRIES)
-
-
-def said(text: str, lexicon: Lexicon = LEXICON) -> str:
-    return LexiconFilter(lexicon).feed(text, final=True)
+def said(text: str, *lexicons: Lexicon) -> str:
+    return LexiconFilter(*(lexicons or (Lexicon(ENTRIES),))).feed(text, final=True)
 
 
 def test_whole_words() -> None:
@@ -37,8 +34,9 @@ def test_whole_words() -> None:
         assert said(text) == expected
 
 
-def test_the_longest_word_counts_and_what_is_said_is_not_read_again() -> None:
-    assert said("a b x, x y", Lexicon({"b": "c", "x": "one", "a": "b", "x y": "longer"})) == "b c one, longer"
+def test_the_first_lexicon_counts_and_what_is_said_is_not_read_again() -> None:
+    own, servers = Lexicon({"b": "c", "x": "own"}), Lexicon({"x": "theirs", "a": "b", "x y": "longer"})
+    assert said("a b x, x y", own, servers) == "b c own, longer"
 
 
 def test_a_word_is_found_with_the_quotes_of_a_text_with_and_without_markup() -> None:
@@ -56,14 +54,14 @@ TEXTS = st.lists(
 
 @given(TEXTS, st.lists(st.integers(0, 60), max_size=5))
 def test_chunks_do_not_matter(text: str, cuts: list[int]) -> None:
-    spoken = LexiconFilter(LEXICON)
+    spoken = LexiconFilter(Lexicon(ENTRIES))
     places = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
     chunks = [text[begin:end] for begin, end in pairwise(places)]
     assert "".join(map(spoken.feed, chunks)) + spoken.feed("", final=True) == said(text)
 
 
 def test_only_what_may_become_a_word_is_held_back() -> None:
-    spoken = LexiconFilter(LEXICON)
+    spoken = LexiconFilter(Lexicon(ENTRIES))
     assert spoken.feed("The city of New") == "The city of "
     assert spoken.feed(" Zealand, ") == "New Zealand, "
 

@@ -20,7 +20,7 @@ from service.api.spoken_text.text_splitting import words_of
 def job(**changes: Any) -> SpeechJob:
     """With what a script depends on."""
     unused = dict.fromkeys(SpeechJob.__dataclass_fields__, cast(Any, None))
-    fields = {"speaker": Speaker(), "normalised": True}
+    fields = {"speaker": Speaker(), "normalised": True, "lexicons": ()}
     return SpeechJob(**{**unused, **fields, "granularity": "none", "segment_length": 400, **changes})
 
 
@@ -52,8 +52,8 @@ def test_segments_are_without_markup_and_with_numbers_in_words() -> None:
 
 def test_lexicon_then_numbers() -> None:
     entries = {"PG": "p g 13", "nginx": "engine x"}
-    assert lines("PG nginx 2.", lexicon=Lexicon(entries)) == ["p g thirteen engine x two."]
-    assert lines("PG", lexicon=Lexicon(entries), normalised=False) == ["p g 13"]
+    assert lines("PG nginx 2.", lexicons=(Lexicon(entries),)) == ["p g thirteen engine x two."]
+    assert lines("PG", lexicons=(Lexicon(entries),), normalised=False) == ["p g 13"]
 
 
 def test_pauses_lie_between_what_is_spoken() -> None:
@@ -100,7 +100,7 @@ def in_chunks(text: str, cuts: list[int], **changes: Any) -> Script:
 
 
 def cuts_do_not_matter(text: str, cuts: list[int], granularity: str) -> None:
-    changes: dict[str, Any] = {"granularity": granularity, "lexicon": LEXICON, "segment_length": 60}
+    changes: dict[str, Any] = {"granularity": granularity, "lexicons": (LEXICON,), "segment_length": 60}
     assert in_chunks(text, cuts, **changes) == script(text, **changes)
 
 
@@ -126,7 +126,7 @@ def test_however_a_text_is_cut_it_is_the_same_script(text: str, cuts: list[int],
 )
 def test_a_clause_is_released_with_the_first_word_behind_it(text: str, after: list[str]) -> None:
     """What a listener waits for."""
-    reader = ScriptReader(job(granularity="clause", lexicon=LEXICON))
+    reader = ScriptReader(job(granularity="clause", lexicons=(LEXICON,)))
     released = [at for at, sign in enumerate(text, 1) if any(isinstance(part, str) for part in reader.feed(sign))]
     assert released == [text.index(end) + len(end) for end in after]
 

@@ -141,8 +141,8 @@ def test_numbers_and_lexicons_of_a_text_that_is_being_written(talking: RunningSe
     for normalize, words in ((None, WORDS), (False, NUMBERS)):
         written(talking, *NUMBERS, normalize=normalize)
         assert " ".join(spoken(talker)) == words
-    written(talking, *"We use nginx, a GIF and 3 GIFs.")
-    assert " ".join(spoken(talker)) == "We use engine x, a jif and three GIFs."
+    written(talking, *"We use nginx, b c and 3 GIFs.", lexicon={"b c": "d"})
+    assert " ".join(spoken(talker)) == "We use engine x, d and three GIFs."
 
 
 def test_numbers_of_an_answer_are_spoken_as_words_and_written_as_they_were(
@@ -219,6 +219,13 @@ def test_ssml_is_spoken(talking: RunningServer, talker: FakeTalker) -> None:
     assert spoken(talker) == ["The World Health Organization.", "B2 less than engine x"]
     assert [segment["text"] for segment in segments] == spoken(talker)
     assert len(audio) == 2 * PATCH + round(0.4 * RATE)
+
+
+def test_the_lexicon_of_a_request_is_before_that_of_the_server(talking: RunningServer, talker: FakeTalker) -> None:
+    speak(talking, "nginx GIFs GIF gif.", lexicon={"nginx": "n g i n x", "gif": "graphics"})
+    assert spoken(talker) == ["n g i n x GIFs graphics graphics."]
+    speak(talking, "nginx GIF gif.", lexicon={})
+    assert spoken(talker) == ["engine x jif gif."]
 
 
 def test_the_server_names_solver_steps(talking: RunningServer, talker: FakeTalker) -> None:
