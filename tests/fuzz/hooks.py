@@ -41,7 +41,7 @@ def map_body(context: Any, body: Any) -> Any:
     elif isinstance(body, dict) and isinstance(body.get("input"), str) and len(body) % 2:
         body |= {"input": "Hello.", "max_len": 3}
         for name in (
-            *("model", "voice", "ref_audio", "ref_text", "instructions", "sample_rate"),
+            *("model", "voice", "ref_audio", "ref_text", "prompt_audio", "prompt_text", "instructions", "sample_rate"),
             "inference_timesteps",
         ):
             body.pop(name, None)

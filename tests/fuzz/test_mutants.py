@@ -79,7 +79,7 @@ def _rich_speech() -> dict[str, Any]:
         "Well.", voice="alloy", instructions="slowly", speed=1.1, sample_rate=48000, cfg_value=2.0, temperature=0.9,
         inference_timesteps=None, min_len=1, max_len=2, split_granularity="sentence",
         stream_format="audio", stream=True,
-        ref_audio=None, ref_text=None, max_new_tokens=2,
+        ref_audio=None, ref_text=None, prompt_audio=None, prompt_text=None, max_new_tokens=2,
     )  # fmt: skip
 
 

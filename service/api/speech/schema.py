@@ -59,14 +59,17 @@ class SpeechOptions(VoiceOptions, frozen=True, kw_only=True):
     """Fields that a speech request and a WebSocket's session.config share.
 
     ref_audio: reference audio of the voice (data: URL, or https: if remote media are enabled); with ref_text, its
-    transcript, the audio is continued. min_len: patches of each segment; max_new_tokens is an alias of max_len.
-    split_granularity: where the text is split, besides where a segment would become too long.
+    transcript, the audio is continued. prompt_audio, prompt_text: audio to continue and its transcript, alone or
+    together with another voice (ref_audio or an uploaded one). min_len: patches of each segment; max_new_tokens is an
+    alias of max_len. split_granularity: where the text is split, besides where a segment would become too long.
     """
 
     response_format: ResponseFormat | None = None
     sample_rate: SampleRate | None = None
     ref_audio: str | None = None
     ref_text: ShortText | None = None
+    prompt_audio: str | None = None
+    prompt_text: ShortText | None = None
     min_len: Annotated[int, Meta(ge=0, le=65536)] | None = None
     max_new_tokens: Annotated[int, Meta(ge=1, le=65536)] | None = None
     split_granularity: Granularity | None = None

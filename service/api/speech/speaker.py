@@ -94,14 +94,27 @@ async def resolve_speaker(
         check_room(model, options.instructions, "instructions")
     if options.ref_text and not options.ref_audio:
         raise invalid("ref_text", "requires ref_audio, whose transcript it is")
-    if design and options.ref_text:
-        raise invalid("instructions", "cannot be combined with ref_text: continued audio keeps its own manner")
-    if not options.ref_audio:
-        return await _named_speaker(context, options, model, design, context.owner(record.client))
-    wave = await _load_reference(context, options.ref_audio, model, record)
-    latents = await encode_reference(context, model, wave, options.ref_text or None)
-    adapter = context.lora_voices.get(name_key(_voice_name(options)[:LONGEST_NAME]), "")
-    return Speaker(latents["reference"], latents.get("prompt"), options.ref_text or "", design, adapter)
+    if bool(options.prompt_audio) != bool(options.prompt_text):
+        missing = "prompt_text" if options.prompt_audio else "prompt_audio"
+        raise invalid(missing, "required: prompt_audio and prompt_text, its transcript, are used together")
+    if options.prompt_audio and options.ref_text:
+        raise invalid("ref_text", "cannot be combined with prompt_audio: only one audio can be continued")
+    if design and (options.ref_text or options.prompt_audio):
+        problem = "cannot be combined with ref_text or prompt_text: continued audio keeps its own manner"
+        raise invalid("instructions", problem)
+    if options.ref_audio:
+        wave = await _load_audio(context, options.ref_audio, model, "ref_audio", record)
+        latents = await encode_reference(context, model, wave, options.ref_text or None)
+        adapter = context.lora_voices.get(name_key(_voice_name(options)[:LONGEST_NAME]), "")
+        speaker = Speaker(latents["reference"], latents.get("prompt"), options.ref_text or "", design, adapter)
+    else:
+        speaker = await _named_speaker(context, options, model, design, context.owner(record.client))
+    if not options.prompt_audio or not options.prompt_text:
+        return speaker
+    check_text(model, options.prompt_text, "prompt_text")
+    wave = await _load_audio(context, options.prompt_audio, model, "prompt_audio", record)
+    prompt = await encode(context, model, wave, "left")
+    return Speaker(speaker.reference, prompt, options.prompt_text, adapter=speaker.adapter)
 
 
 async def _named_speaker(
@@ -112,8 +125,8 @@ async def _named_speaker(
         return Speaker(design=design, adapter=voice.folder)
     if isinstance(voice, Voice):
         return await _stored_speaker(context, voice, design)
-    if voice == DEFAULT_VOICE and design:
-        return Speaker(design=design)  # a voice as described
+    if voice == DEFAULT_VOICE and (design or options.prompt_audio):
+        return Speaker(design=design)  # a voice as described, or that of the audio
     description = OPENAI_VOICES.get(voice, "")
     if context.settings.fixed_voices == "off":
         return Speaker(design=design or description)
@@ -147,12 +160,15 @@ def no_voice(which: str = "voice: no voice") -> ApiError:
     return ApiError(404, message, param="voice", code="voice_not_found")
 
 
-async def _load_reference(context: ServerContext, url: str, model: HostedModel, record: RequestRecord) -> np.ndarray:
-    rate, field = model.speech_processor.reference_sample_rate, "ref_audio"
+async def _load_audio(
+    context: ServerContext, url: str, model: HostedModel, field: str, record: RequestRecord
+) -> np.ndarray:
     try:
+        rate = model.speech_processor.reference_sample_rate
         with phase("media", kind="audio"), Decoding(record.ticket) as decoding:
             wave = await context.media.audio(url, sample_rate=rate, field=field, client=record.client, room=decoding)
-        return await context.in_thread(lambda: level_reference(wave, rate, field))
+        # Audio to continue is not trimmed: the speech goes on at its end.
+        return await context.in_thread(lambda: level_reference(wave, rate, field)) if field == "ref_audio" else wave
     except InputError:
         context.metrics.observe("media_rejections_total", kind="audio", reason="refused")
         raise

@@ -114,26 +114,28 @@ def test_a_clip_that_is_fetched_counts_until_it_is_decoded(
 
     monkeypatch.setattr(speaking.context.media.fetcher, "fetch", fetch)
     url = "https://example.org/a.wav"
-    answer = speak(http, ref_audio=url)
+    answer = speak(http, ref_audio=url, prompt_audio=url, prompt_text="A tone.")
     assert answer.status_code == 200, answer.text
-    assert counted == [True]
+    assert counted == [True] * 2
     speaking.wait_idle()
 
 
-def test_reference_audio_and_what_it_asks_of_the_engine(
+def test_the_four_modes_and_what_each_asks_of_the_engine(
     speaking: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, asked = speaking.context.engine, []
     submit = engine.submit
     monkeypatch.setattr(engine, "submit", lambda request: (asked.append(request), submit(request))[1])
-    voice = data_url(clip(0.6), "audio/wav")
+    voice, other = data_url(clip(0.6), "audio/wav"), data_url(clip(0.9), "audio/wav")
     tokenize = speaking.context.catalog.models[0].speech_processor.tokenize
     sounds = set()
     for fields, patches in (
         ({}, [None, None]),
-        (dict.fromkeys(("ref_audio", "ref_text", "instructions"), ""), [None, None]),
+        (dict.fromkeys(("ref_audio", "ref_text", "prompt_audio", "prompt_text", "instructions"), ""), [None, None]),
         ({"ref_audio": voice, "ref_text": ""}, [4, None]),
+        ({"prompt_audio": other, "prompt_text": "A tone. "}, [None, 6]),
         ({"ref_audio": voice, "ref_text": "A tone. "}, [4, 4]),
+        ({"ref_audio": voice, "prompt_audio": other, "prompt_text": "A tone. "}, [4, 6]),
     ):
         asked.clear()
         answer = speak(http, **fields)
@@ -143,7 +145,7 @@ def test_reference_audio_and_what_it_asks_of_the_engine(
         request = next(request for request in asked if isinstance(request, SpeechRequest))
         assert [None if part is None else len(part) for part in (request.reference, request.prompt)] == patches
         assert request.transcript_ids == (tuple(tokenize("A tone. Hello there.")) if patches[1] else ())
-    assert len(sounds) == 3
+    assert len(sounds) == 5
 
 
 def test_what_does_not_fit_is_named(speaking: RunningServer) -> None:
