@@ -111,7 +111,7 @@ async def resolve_speaker(
         speaker = await _named_speaker(context, options, model, design, context.owner(record.client))
     if not options.prompt_audio or not options.prompt_text:
         return speaker
-    check_text(model, options.prompt_text, "prompt_text")
+    check_room(model, options.prompt_text, "prompt_text")
     wave = await _load_audio(context, options.prompt_audio, model, "prompt_audio", record)
     prompt = await encode(context, model, wave, "left")
     return Speaker(speaker.reference, prompt, options.prompt_text, adapter=speaker.adapter)
