@@ -42,7 +42,7 @@ from service.api.realtime.schema import (
 from service.api.speech import route as speech
 from service.api.speech import voices
 from service.api.speech.schema import SpeechRequestBody, VoiceUpload
-from service.api.speech.websocket import AudioDone, AudioStart, ClientMessage, ServerMessage, SocketError
+from service.api.speech.websocket import AudioDone, AudioStart, ClientMessage, SessionDone, SocketError
 from service.cli.bench.command import bench
 from service.cli.main import app
 from service.graphs.observations import EagerReason
@@ -262,10 +262,11 @@ def test_files_that_are_named_exist(document: Path) -> None:
 def test_every_field_and_code_of_the_api_is_explained() -> None:
     text = (DOCS / "api.md").read_text()
     bodies = [ChatRequestBody, StreamOptions, MediaUrl, SpeechRequestBody, VoiceUpload]
+    answers = [AudioStart, AudioDone, SessionDone, SocketError]
     bodies += [AudioStart, AudioDone, SocketError]
     fields = {name for body in bodies for name in body.__struct_fields__} - set(REFUSED)  # which GET /docs lists
     assert {name for name in fields if f"`{name}`" not in text} == set()
-    messages = get_args(ClientMessage) + get_args(ServerMessage)
+    messages = [*get_args(ClientMessage), *answers]
     assert [tag for message in messages if f"`{(tag := message.__struct_config__.tag)}`" not in text] == []
     paths = ["/v1/audio/speech/stream", *paths_of_routes()]
     assert [path for path in paths if path.partition("{")[0].rstrip("/") not in text] == []

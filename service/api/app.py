@@ -28,7 +28,7 @@ from service.api.engines.shared_usage import UsageRow
 from service.api.http import openapi as docs_page
 from service.api.http.admission import Admission
 from service.api.http.errors import install_error_handlers
-from service.api.http.middleware import Guards, HostRule, KeyRing, RequestMiddleware
+from service.api.http.middleware import Guards, HostRule, RequestMiddleware
 from service.api.http.openapi import install_openapi
 from service.api.http.page import page_router
 from service.api.realtime import websocket as realtime
@@ -59,7 +59,6 @@ ENDPOINTS = {
     "/v1/completions": "completions",
     "/v1/embeddings": "embeddings",
     "/v1/rerank": "rerank",
-    "/v1/score": "rerank",
     "/v1/audio/transcriptions": "transcriptions",
     "/v1/audio/speech": "speech",
     "/v1/audio/speech/stream": "speech",
@@ -124,7 +123,7 @@ def create_context(
         ThreadPoolExecutor(media_threads, thread_name_prefix="work"),
         tracing_from(server_version()),
         lexicon=server_lexicon(settings),
-        lora_voices=lora_voices(settings, catalog, voices.RESERVED),
+        lora_voices=lora_voices(settings, catalog),
     )
 
 
@@ -207,14 +206,14 @@ def create_app(context: ServerContext) -> FastAPI:
     for router in routers:
         app.include_router(router)
     install_error_handlers(app, [*app.routes, *(route for router in routers for route in router.routes)])
-    keys = KeyRing(settings.keys())
+    keys = settings.keys()
     choices, kinds = max_choices(context), (ChatRequestBody, chat.CompletionBody)
     install_openapi(app, open_paths if keys else None, {(kind, "n"): choices for kind in kinds})
     _add_middleware(app, context, keys, open_paths)
     return app
 
 
-def _add_middleware(app: FastAPI, context: ServerContext, keys: KeyRing, open_paths: Sequence[str]) -> None:
+def _add_middleware(app: FastAPI, context: ServerContext, keys: Sequence[str], open_paths: Sequence[str]) -> None:
     """Add the middleware, the innermost first. open_paths: those that need no key."""
     settings = context.settings
     hosts = HostRule(settings.host, settings.allowed_host, keyed=bool(keys))

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from service.api.engines.engines import Engines
 from service.api.http.admission import Admission, Turns
-from service.api.http.errors import ENGINE_RETRY_AFTER, ApiError, FieldWarnings, shutting_down, unread_fields
+from service.api.http.errors import ENGINE_RETRY_AFTER, ApiError, FieldWarnings, unread_fields
 from service.api.http.json_body import parse
 from service.api.http.middleware import RequestRecord
 from service.api.http.openapi import JSON, WORK_ERRORS, json_response, operation
@@ -139,7 +139,8 @@ class ServerContext:
     def require_ready(self) -> None:
         """ApiError 503 with Retry-After unless the server accepts requests."""
         if self.draining:
-            raise shutting_down()
+            message = "The server is shutting down."
+            raise ApiError(503, message, code="shutting_down", retry_after=ENGINE_RETRY_AFTER)
         if not self.engine.ready:
             message = f"The engine is not ready ({self.engine.phase}); retry shortly."
             raise ApiError(503, message, code="engine_unavailable", retry_after=ENGINE_RETRY_AFTER)

@@ -204,4 +204,3 @@ Workers = Annotated[int, Field(ge=1, le=1024)]
 Slots = Annotated[int, Field(ge=1, le=16384)]
 """More would not fit into the memory of any machine, or take minutes to allocate."""
 Gpus = Annotated[str, BeforeValidator(_gpus)]
-Share = Annotated[float, Field(gt=0, le=1)]

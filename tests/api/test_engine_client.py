@@ -69,7 +69,7 @@ async def test_many_requests_at_once(kind: str) -> None:
         assert await _answer(client, _request("cut", "abcdef", max_tokens=3)) == ("abc", "length")
         async with aclosing(client.submit(EncodeReference("e", "tiny", np.zeros(10, np.float32), "left", 0.0))) as one:
             assert [delta.patches.shape async for delta in one] == [(3, 4, 2)]
-        assert client.in_flight == 0
+        assert len(client.requests) == 0
         exposition = client.metrics.exposition().decode()
         assert 'reprise_steps_total{kind="decode",model="tiny",reason="captured",route="replay"}' in exposition
 
@@ -78,8 +78,8 @@ async def test_closing_a_stream_aborts_the_work() -> None:
     async with _running("inline") as client:
         async with aclosing(client.submit(_request("r", "!endless", max_tokens=10**6))) as deltas:
             await anext(deltas)
-            assert client.in_flight == 1
-        assert client.in_flight == 0
+            assert len(client.requests) == 1
+        assert len(client.requests) == 0
         await until(lambda: client.state is not None and not client.state.models[0].running, what="the work has ended")
 
 
@@ -95,7 +95,7 @@ async def test_a_failed_request_raises_and_the_others_go_on() -> None:
 async def test_a_crash_fails_all_waiters_at_once_and_the_engine_comes_back() -> None:
     async with _running("process") as client:
         waiters = [asyncio.create_task(_answer(client, _request(f"r{n}", "!silent"))) for n in range(3)]
-        await until(lambda: client.in_flight == 3, what="the waiters wait")
+        await until(lambda: len(client.requests) == 3, what="the waiters wait")
         with pytest.raises(EngineError) as failure:
             await _answer(client, _request("crash", "!crash please"))
         assert failure.value.status == 503 and failure.value.retry_after

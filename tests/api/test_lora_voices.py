@@ -104,21 +104,21 @@ def test_unknown_names_and_names_that_are_taken(server: ServerProcess) -> None:
 def test_folders_that_cannot_be_voices_are_refused(tmp_path: Path) -> None:
     for number, (names, said) in enumerate(
         [
-            (("Nova",), "'Nova' is the name of a built-in voice"),
-            (("anna", "Anna"), "'Anna' and 'anna' are the same name"),
-            (("voice_0123456789abcdef01234567",), "cannot be a voice's name"),
+            (("Nova",), "'Nova': this is the name of a built-in voice"),
+            (("anna", "Anna"), "the same name as 'Anna'"),
+            (("voice_0123456789abcdef01234567",), "must not have the form of a voice's id"),
             (("a/b",), "a has no lora_config.json"),
-            (("-x",), "'-x' cannot be a voice's name"),
+            (("-x",), "'-x': must be 1 to 64 letters"),
         ]
     ):
         for name in names:
             write_adapter(tmp_path / f"{number}" / name, random_adapter(CHECKPOINT, 4, 0, ONE_LAYER), 4, 4.0)
         settings = load_settings({"lora_voices": tmp_path / f"{number}", "model": (str(CHECKPOINT),)})
         with pytest.raises(SettingsError, match=said):
-            lora_voices(settings, load_catalog(settings), {"nova"})
+            lora_voices(settings, load_catalog(settings))
     settings = load_settings({"lora_voices": tmp_path, "model": (str(EMBEDDED / "qwen2_vl"),)})
     with pytest.raises(SettingsError, match="adapters are of one speech model, and 0 are hosted"):
-        lora_voices(settings, load_catalog(settings), ())
+        lora_voices(settings, load_catalog(settings))
 
 
 @pytest.mark.slow

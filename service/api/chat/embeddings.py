@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /v1/rerank and /v1/score, by the published code of Qwen3-VL-Embedding and Qwen3-VL-Reranker
+"""POST /v1/embeddings and /v1/rerank, by the published code of Qwen3-VL-Embedding and Qwen3-VL-Reranker
 (scripts/qwen3_vl_embedding.py and scripts/qwen3_vl_reranker.py of their repositories; arXiv:2601.04720)."""
 
 from __future__ import annotations
@@ -7,10 +7,8 @@ import asyncio
 import base64
 import re
 import secrets
-import time
 import unicodedata
 from collections.abc import Sequence
-from contextlib import aclosing
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,6 +22,7 @@ from models.checkpoints.rows import tensor_rows
 from service.api.chat.job import ChatJob, prepare_job
 from service.api.chat.schema import ChatRequestBody, ContentPart, MediaUrl, Message
 from service.api.context import ServerContext, post
+from service.api.engines.request_stream import answered
 from service.api.http.errors import ApiError, invalid, renamed
 from service.api.http.middleware import record_of
 from service.api.http.streaming import unless_disconnected
@@ -158,8 +157,9 @@ async def hidden_vectors(
                 job = await prepare_job(context, asked, record, task=model.task)
                 return await _hidden(context, job), len(job.prompt.token_ids)
 
-    async with asyncio.timeout(context.settings.request_timeout):
-        done = await unless_disconnected(request, all_results([one(prompted) for prompted in prompts]))
+    done = await unless_disconnected(
+        request, all_results([one(prompted) for prompted in prompts]), context.settings.request_timeout
+    )
     tokens = record.notes["prompt_tokens"] = sum(count for _, count in done)
     return np.stack([vector for vector, _ in done]), EmbeddingsUsage(tokens, tokens)
 
@@ -167,12 +167,8 @@ async def hidden_vectors(
 async def _hidden(context: ServerContext, job: ChatJob) -> np.ndarray:
     """The hidden vector of the prompt's last position, float32 [hidden_size]."""
     request = ChatRequest(f"{job.id}-0", job.model.name, job.prompt, GREEDY, job.record.arrival)
-    hidden = None
-    async with aclosing(context.engine.submit(request, job.group)) as deltas:
-        async for delta in deltas:
-            hidden = delta.hidden if hidden is None else hidden
-    assert hidden is not None
-    return hidden
+    deltas = await answered(context.engine.submit(request, job.group))
+    return next(delta.hidden for delta in deltas if delta.hidden is not None)
 
 
 def _named(error: ApiError, prompted: Prompted) -> ApiError:
@@ -213,15 +209,6 @@ class RerankBody(msgspec.Struct, frozen=True, kw_only=True):
     instruction: str | None = None
 
 
-class ScoreBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of vLLM's API: one text_1 for all of text_2, or one for each."""
-
-    model: str
-    text_1: str | Annotated[list[str], Meta(min_length=1, max_length=MOST_INPUTS)]
-    text_2: str | Annotated[list[str], Meta(min_length=1, max_length=MOST_INPUTS)]
-    instruction: str | None = None
-
-
 class RerankResult(msgspec.Struct, frozen=True):
     """index: of the document in the request. relevance_score: 0 to 1."""
 
@@ -237,21 +224,6 @@ class RerankAnswer(msgspec.Struct, frozen=True):
     model: str
     results: list[RerankResult]
     usage: EmbeddingsUsage
-
-
-class Score(msgspec.Struct, frozen=True):
-    index: int
-    score: float
-    object: Literal["score"] = "score"
-
-
-class ScoreList(msgspec.Struct, frozen=True):
-    id: str
-    created: int
-    model: str
-    data: list[Score]
-    usage: EmbeddingsUsage
-    object: Literal["list"] = "list"
 
 
 def _parts(given: Content) -> list[ContentPart]:
@@ -276,41 +248,18 @@ def _direction(directory: Path, yes: int, no: int) -> np.ndarray:
     return direction
 
 
-async def _scores(
-    request: Request, context: ServerContext, name: str, prompts: Sequence[Prompted]
-) -> tuple[str, list[float], EmbeddingsUsage]:
-    """The name of the model, and the score of each prompt."""
-    model = context.model(name, "rerank", record_of(request.scope))
-    hidden, usage = await hidden_vectors(context, request, model, prompts, None)
-    (yes,), (no,) = map(model.chat_processor.tokenize, ("yes", "no"))
-    logits = hidden @ await context.in_thread(lambda: _direction(model.checkpoint.directory, yes, no))
-    scores: list[float] = (1 / (1 + np.exp(-logits.astype(np.float64)))).tolist()
-    return model.name, scores, usage
-
-
 RERANK_SUMMARY = "Order documents, texts or images, by how well they answer a query."
 
 
 @post(router, "/v1/rerank", RERANK_SUMMARY, RerankBody, RerankAnswer)
 async def rerank(request: Request, context: ServerContext, body: RerankBody) -> RerankAnswer:
+    model = context.model(body.model, "rerank", record_of(request.scope))
     query, *documents = (Content(one) if isinstance(one, str) else one for one in (body.query, *body.documents))
     prompts = [_asked(query, one, body.instruction, f"documents[{index}]") for index, one in enumerate(documents)]
-    name, scores, usage = await _scores(request, context, body.model, prompts)
+    hidden, usage = await hidden_vectors(context, request, model, prompts, None)
+    (yes,), (no,) = map(model.chat_processor.tokenize, ("yes", "no"))
+    logits = hidden @ await context.in_thread(lambda: _direction(model.checkpoint.directory, yes, no))
+    scores: list[float] = (1 / (1 + np.exp(-logits.astype(np.float64)))).tolist()
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     results = [RerankResult(at, scores[at], documents[at] if body.return_documents else UNSET) for at in best]
-    return RerankAnswer(f"rerank-{secrets.token_hex(12)}", name, results, usage)
-
-
-@post(router, "/v1/score", "Scores of pairs of texts, in their order.", ScoreBody, ScoreList)
-async def score(request: Request, context: ServerContext, body: ScoreBody) -> ScoreList:
-    first, second = ([one] if isinstance(one, str) else one for one in (body.text_1, body.text_2))
-    if len(first) not in (1, len(second)):
-        raise invalid("text_1", f"must be one text, or as many as text_2 has: {len(second)}")
-    pairs = zip(first * (len(second) // len(first)), second, strict=True)
-    prompts = [
-        _asked(Content(query), Content(text), body.instruction, f"text_2[{index}]")
-        for index, (query, text) in enumerate(pairs)
-    ]
-    name, scores, usage = await _scores(request, context, body.model, prompts)
-    data = [Score(*each) for each in enumerate(scores)]
-    return ScoreList(f"score-{secrets.token_hex(12)}", int(time.time()), name, data, usage)
+    return RerankAnswer(f"rerank-{secrets.token_hex(12)}", model.name, results, usage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -18,7 +17,7 @@ from starlette.responses import Response
 from service.api.chat import schema as chat
 from service.api.chat.detokenizer import TextDelta
 from service.api.chat.job import ChatJob, generate, prepare_job
-from service.api.chat.schema import ChatRequestBody, Message, Refused, TokenLogprob, refuse
+from service.api.chat.schema import ChatRequestBody, FunctionTool, Message, Refused, TokenLogprob, refuse
 from service.api.chat.tools import NO_RESULT
 from service.api.chat.turns import Turn, joined, located, translated
 from service.api.context import ServerContext, post
@@ -78,22 +77,6 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output: str | list[Part] | None = None
 
 
-class FunctionTool(chat.FunctionDefinition, frozen=True, kw_only=True):
-    type: Literal["function"]
-
-
-class NamedTool(chat.NamedFunction, frozen=True, tag_field="type", tag="function"):
-    """The only function that may be called, and has to be."""
-
-
-class AllowedNamedTools(msgspec.Struct, frozen=True, tag_field="type", tag="allowed_tools"):
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Meta(min_length=1)]
-
-
-ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedNamedTools
-
-
 class TextFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     """schema: required with type json_schema."""
 
@@ -117,7 +100,7 @@ class Repeated(chat.SamplingFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = True
     reasoning: chat.ReasoningOptions | None = chat.ReasoningOptions()
     text: TextOptions | None = TextOptions()
-    tool_choice: ToolChoice | None = "auto"
+    tool_choice: chat.FlatToolChoice | None = "auto"
     tools: list[FunctionTool] | None = msgspec.field(default_factory=list)
 
 
@@ -195,13 +178,6 @@ def _part(part: Part, path: str) -> chat.ContentPart:
 
 
 def chat_body(body: ResponsesBody, messages: list[Message]) -> ChatRequestBody:
-    choice: Any = body.tool_choice
-    if isinstance(choice, NamedTool):
-        choice = chat.NamedToolChoice(choice)
-    elif isinstance(choice, AllowedNamedTools):
-        choice = chat.AllowedToolsChoice(
-            chat.AllowedTools(choice.mode, [chat.NamedToolChoice(tool) for tool in choice.tools])
-        )
     given = body.text.format if body.text else None
     schema = None if given is None or given.schema is None else chat.JsonSchemaFormat(given.schema, given.name)
     return ChatRequestBody(
@@ -210,7 +186,7 @@ def chat_body(body: ResponsesBody, messages: list[Message]) -> ChatRequestBody:
         logprobs=LOGPROBS in (body.include or ()) or body.top_logprobs is not None,
         response_format=None if given is None else chat.ResponseFormat(given.type, schema),
         tools=[chat.ToolDefinition("function", tool) for tool in body.tools or ()],
-        tool_choice=None if choice == "auto" else choice,
+        tool_choice=chat.nested(body.tool_choice),
         **{name: getattr(body, name) for name in AS_IN_CHAT},
     )
 
@@ -459,8 +435,7 @@ async def create_response(request: Request, context: ServerContext, body: Respon
     asked = chat_body(body, [turn.message for turn in turns])
     settings, record = context.settings, record_of(request.scope)
     with renamed(lambda error: in_own_words(error, turns)):
-        async with asyncio.timeout(settings.request_timeout):
-            job = await unless_disconnected(request, prepare_job(context, asked, record))
+        job = await unless_disconnected(request, prepare_job(context, asked, record), settings.request_timeout)
         answer = Answer(job, body, turns)
         if not body.stream:
             return await unless_disconnected(request, _completed(context, job, answer))

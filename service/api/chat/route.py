@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
@@ -41,8 +40,7 @@ async def chat_completions(
     request: Request, context: ServerContext, body: schema.ChatRequestBody
 ) -> Response | schema.ChatCompletion:
     record = record_of(request.scope)
-    async with asyncio.timeout(context.settings.request_timeout):
-        job, spoken = await unless_disconnected(request, _prepared(context, body, record))
+    job, spoken = await unless_disconnected(request, _prepared(context, body, record), context.settings.request_timeout)
     if body.stream:
         events = _events(context, job, spoken, body.stream_options or schema.StreamOptions())
         return event_stream(events, context.settings)
@@ -232,8 +230,7 @@ async def create_completion(request: Request, context: ServerContext, body: Comp
     )
     raw = prompt_of(body, context.model(body.model, "chat", record).chat_processor.vocab_size)
     with renamed(_named):
-        async with asyncio.timeout(settings.request_timeout):
-            job = await unless_disconnected(request, prepare_job(context, asked, record, raw))
+        job = await unless_disconnected(request, prepare_job(context, asked, record, raw), settings.request_timeout)
         if not body.stream:
             answers = (await unless_disconnected(request, _complete(context, job, None))).choices
             choices = [CompletionChoice(one.index, one.message.content or "", one.finish_reason) for one in answers]

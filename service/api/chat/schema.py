@@ -238,6 +238,36 @@ class AllowedToolsChoice(msgspec.Struct, frozen=True, tag_field="type", tag="all
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice
 
 
+# Tools and choices of /v1/responses and Realtime, which chat nests
+
+
+class FunctionTool(FunctionDefinition, frozen=True, kw_only=True):
+    type: Literal["function"]
+
+
+class NamedTool(NamedFunction, frozen=True, tag_field="type", tag="function"):
+    """The only function that may be called, and has to be."""
+
+
+class AllowedNamedTools(msgspec.Struct, frozen=True, tag_field="type", tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Meta(min_length=1)]
+
+
+FlatToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedNamedTools
+
+
+def nested(choice: FlatToolChoice | None) -> ToolChoice | None:
+    """The choice of a chat request; None: auto."""
+    match choice:
+        case NamedTool():
+            return NamedToolChoice(choice)
+        case AllowedNamedTools(mode=mode, tools=tools):
+            return AllowedToolsChoice(AllowedTools(mode, [NamedToolChoice(tool) for tool in tools]))
+        case _:
+            return None if choice == "auto" else choice
+
+
 class FunctionDelta(msgspec.Struct, frozen=True):
     """name: in the first delta of a call, whose arguments are empty. arguments: the next characters of the JSON."""
 
@@ -317,11 +347,8 @@ class ContentPart(MediaOptions, frozen=True):
     input_audio: InputAudio | None = None
 
 
-class ProcessorOptions(VideoOptions, frozen=True, forbid_unknown_fields=True):
+class ProcessorOptions(MediaOptions, frozen=True, forbid_unknown_fields=True):
     downsample_mode: Literal["16x", "4x"] | None = None
-    min_pixels: PixelBound = None
-    max_pixels: PixelBound = None
-    total_pixels: PixelBound = None
 
 
 class MediaIoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -102,16 +102,12 @@ class SpokenAnswer:
         self.file = bytearray()
         """Audio that has been encoded; of a stream, that the client has not got yet."""
         self.script = Script()
-        self.segments: list[tuple[float, float]] = []
-        """Begin and end of each complete segment, in seconds of audio."""
-        self.begun: float | None = None
-        """Begin of the segment whose audio is not complete, in seconds."""
         self._context = context
         self._job = job
         self._streamed = streamed
         self._most_characters = max_written_chars(context, live=streamed)
         self._encoder = job.encoder()
-        self._delivery = Delivery(context, job, live=streamed)
+        self.delivery = Delivery(context, job, live=streamed)
         self._too_long = False
         """Whether the text has a part that was not spoken because of its length."""
         self._transcript = ""
@@ -122,7 +118,7 @@ class SpokenAnswer:
     @property
     def patches(self) -> int:
         """Number of audio tokens so far."""
-        return self._delivery.patches
+        return self.delivery.patches
 
     @property
     def unspoken(self) -> str:
@@ -132,7 +128,7 @@ class SpokenAnswer:
     @property
     def truncated(self) -> bool:
         """Whether a segment of the speech ended at its cap, or the text was too long to be spoken whole."""
-        return self._too_long or self._delivery.truncated
+        return self._too_long or self.delivery.truncated
 
     def audio(self, transcript: str) -> schema.AnswerAudio:
         """The whole file, once all parts are in `file`."""
@@ -146,7 +142,7 @@ class SpokenAnswer:
             data=base64.b64encode(self.file).decode(),
             expires_at=int(time.time() + schema.ID_LIFETIME),
             finish_reason="length" if self.cut or self.truncated else "stop",
-            steps=step_report(self._delivery.steps),
+            steps=step_report(self.delivery.steps),
             unspoken=self.unspoken or UNSET,
         )
 
@@ -232,25 +228,20 @@ class SpokenAnswer:
                 yield tail
             return
         assert text.arrival is not None
-        self._delivery.arrival = text.arrival
-        async with aclosing(self._delivery.file(self._followed(feed.chunks()), self._encoder)) as pieces:
+        self.delivery.arrival = text.arrival
+        async with aclosing(self.delivery.file(self._followed(feed.chunks()), self._encoder)) as pieces:
             async for data in pieces:
                 yield data
 
     async def _followed(self, chunks: AsyncGenerator[AudioChunk]) -> AsyncGenerator[AudioChunk]:
-        """The chunks; notes when each segment is heard."""
-        job, delivery = self._job, self._delivery
+        """The chunks; observes when the first is there."""
+        job = self._job
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
-                    if not delivery.samples and len(chunk.audio) and self._streamed:
+                    if not self.delivery.samples and len(chunk.audio) and self._streamed:
                         waited = time.monotonic() - job.record.arrival
                         self._context.metrics.observe("spoken_first_audio_seconds", waited, model=job.record.model)
-                    if not chunk.silent and self.begun is None:
-                        self.begun = delivery.seconds
-                    if chunk.segment_done and self.begun is not None:
-                        self.segments.append((self.begun, delivery.seconds + len(chunk.audio) / job.heard_rate))
-                        self.begun = None
                     yield chunk
         except EngineError as error:
             if error.field is None:

@@ -120,14 +120,11 @@ def formed(use: ToolUse) -> ToolUse:
 
 
 def _formed(use: ToolUse, tool: Tool) -> Tool:
-    strict = tool.name in use.strict
     try:
-        tool = replace(tool, parameters={**schema_form(tool.parameters, loose=not strict), "type": "object"})
-        if strict and use.format == "xml" and (path := XmlFunction(tool).unenforced()):
-            raise Unfit(f"{path}: cannot be enforced in this model's calls")
+        form = schema_form(tool.parameters, loose=tool.name not in use.strict)
     except Unfit as unfit:
         raise _naming(tool, refusal(_field(use, tool), Tried(str(unfit)))) from None
-    return tool
+    return replace(tool, parameters={**form, "type": "object"})
 
 
 async def _usable(checks: GrammarChecks, use: ToolUse, tool: Tool, client: str) -> Tool:
@@ -182,7 +179,7 @@ NO_RESULT = "must be followed by a message with role tool and the id of this cal
 @dataclass(frozen=True)
 class ToolUse:
     """tools: those in the prompt. callable: those that the answer may call. forced: the answer consists of calls.
-    several: it may have more than one call. strict: names of the tools whose schemas must be enforced as a whole.
+    several: it may have more than one call. strict: names of the tools whose schemas no keyword may be left out of.
     format: how the model writes calls."""
 
     tools: tuple[Tool, ...]

@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
 from msgspec import UNSET, Meta, UnsetType
-from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response
 
 from models.interfaces.errors import InputError
@@ -26,8 +25,7 @@ from service.api.chat.schema import ChatRequestBody, TokenLogprob, TopLogprob
 from service.api.context import ServerContext, context_of
 from service.api.http.admission import Decoding
 from service.api.http.errors import ApiError, bad_request, invalid
-from service.api.http.form import parse_form, text_fields
-from service.api.http.json_body import of_texts
+from service.api.http.form import read_form
 from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, json_response, operation
 from service.api.http.streaming import DONE, event, event_stream, unless_disconnected
@@ -121,12 +119,6 @@ class TranscriptionSegment(msgspec.Struct, frozen=True):
     no_speech_prob: float = 0.0
 
 
-class TranscribedWord(msgspec.Struct, frozen=True):
-    word: str
-    start: float
-    end: float
-
-
 class VerboseTranscription(msgspec.Struct, frozen=True):
     """language: its English name in lower case; empty where nobody speaks. duration: seconds. words: without
     punctuation."""
@@ -136,7 +128,7 @@ class VerboseTranscription(msgspec.Struct, frozen=True):
     text: str
     segments: list[TranscriptionSegment]
     usage: DurationUsage
-    words: list[TranscribedWord] | UnsetType = UNSET
+    words: list[AlignedWord] | UnsetType = UNSET
     task: Literal["transcribe"] = "transcribe"
 
 
@@ -163,20 +155,17 @@ async def transcribe(request: Request) -> Response:
     context, record = context_of(request), record_of(request.scope)
     _require_recogniser(context)
     context.require_ready()
-    form = await parse_form(request, "file and model", MAX_FIELDS)
-    try:
-        body = _read(form, context)
-        _refuse(body, aligns=context.catalog.of_task("alignment") is not None)
-        model = context.model(body.model, "transcription", record)
-        async with asyncio.timeout(context.settings.request_timeout):
-            hearing = await unless_disconnected(request, _prepared(context, body, model, form, record))
-    finally:
-        await form.close()
+    body, data, unread = await read_form(request, TranscriptionForm, "file", "file and model", LISTS, MAX_FIELDS)
+    context.field_warnings.warn(PATH, unread)
+    _refuse(body, aligns=context.catalog.of_task("alignment") is not None)
+    model = context.model(body.model, "transcription", record)
+    hearing = await unless_disconnected(
+        request, _prepared(context, body, model, data or b"", record), context.settings.request_timeout
+    )
     if body.stream:
         return event_stream(hearing.events(), context.settings)
     await unless_disconnected(request, hearing.hear_all())
-    async with asyncio.timeout(context.settings.request_timeout):
-        await unless_disconnected(request, hearing.align())
+    await unless_disconnected(request, hearing.align(), context.settings.request_timeout)
     return hearing.answer()
 
 
@@ -191,21 +180,6 @@ def _require_recogniser(context: ServerContext) -> None:
     if context.catalog.of_task("transcription") is None:
         message = "This server has no speech recognition: host a model that has, such as Qwen/Qwen3-ASR-0.6B."
         raise ApiError(404, message, code="no_speech_recognition")
-
-
-def _read(form: FormData, context: ServerContext) -> TranscriptionForm:
-    """ApiError 400 names the field that does not fit."""
-    values: dict[str, Any] = {}
-    for name in dict.fromkeys(form):
-        key, bracket, _ = name.partition("[")
-        texts = [] if name == "file" else text_fields(form, name)
-        if key in LISTS:
-            values[key] = [*values.get(key, ()), *texts]
-        elif texts or name == "file":
-            values[key] = {} if bracket else "".join(texts[-1:])
-    context.field_warnings.warn(PATH, set(values) - set(TranscriptionForm.__struct_fields__))
-    body: TranscriptionForm = of_texts(values, TranscriptionForm)
-    return body
 
 
 def _refuse(body: TranscriptionForm, *, aligns: bool) -> None:
@@ -246,17 +220,15 @@ class Piece:
 
 
 async def _prepared(
-    context: ServerContext, body: TranscriptionForm, model: HostedModel, form: FormData, record: RequestRecord
+    context: ServerContext, body: TranscriptionForm, model: HostedModel, data: bytes, record: RequestRecord
 ) -> Hearing:
     """Decode the file and cut it into pieces. ApiError or InputError names the field that does not fit."""
-    audio, file = hearing_of(model), form.get("file")
-    if not isinstance(file, UploadFile):
-        raise invalid("file", "must be a file")
+    audio = hearing_of(model)
     named = body.language or (body.languages[0] if len(body.languages) == 1 else None)
     language = None if named is None else audio.language(named)
     times = body.response_format in ("srt", "vtt", "verbose_json")
     seconds = CUE_SECONDS if times or body.chunking_strategy else PIECE_SECONDS
-    data, rate, began = await file.read(), audio.sample_rate, time.monotonic()
+    rate, began = audio.sample_rate, time.monotonic()
     with Decoding(record.ticket) as decoding, phase("media", kind="audio"):
         try:
             samples = await context.media.audio_file(
@@ -389,7 +361,7 @@ class Hearing:
         said = [one for one in segments if one.text]
         verbose = VerboseTranscription(language, seconds, whole.text, said, DurationUsage(seconds))
         if "word" in self.body.timestamp_granularities:
-            words = [TranscribedWord(one.word, one.start, one.end) for piece in self.pieces for one in piece.words]
+            words = [word for piece in self.pieces for word in piece.words]
             verbose = msgspec.structs.replace(verbose, words=words)
         return json_response(verbose)
 

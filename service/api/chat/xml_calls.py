@@ -8,7 +8,7 @@
     </function>
     </tool_call>
 
-A value is the text itself where the schema asks for a string, and JSON elsewhere.
+A value is the text itself where the schema asks for a string, which may be any, and JSON elsewhere.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ _VALUE_END = "\n</parameter>"
 _TYPE_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 _ALL: Types = frozenset({*_TYPE_NAMES.values(), "null"})
 _STRING: Types = frozenset({"string"})
-_ENFORCED = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions"})
 
 
 class XmlFunction:
@@ -66,19 +65,6 @@ class XmlFunction:
             parts.append(f'({others} text "\\n")*')
         unlisted = f" & ~({' | '.join(tags.values())})" if tags else ""
         return " ".join([*parts, '"</function>"']), f"{others}: /<parameter=[^>\\n]+>\\n/{unlisted}"
-
-    def unenforced(self) -> str | None:
-        """Path of something that the grammar does not enforce, since a string is any text."""
-        if unknown := self._schema.keys() - _ENFORCED:
-            return min(unknown)
-        if isinstance(self._schema.get("additionalProperties"), dict) and self._schema["additionalProperties"]:
-            return "additionalProperties"
-        for key, part in self._parts.items():
-            if "string" in self.types[key] and _literals(part) is None:
-                for name, value in part.items():
-                    if not _bare({name: value}):
-                        return f"properties.{key}.{name}"
-        return None
 
     def _value(self, key: str, blanks: str) -> str:
         part = self._parts[key]
@@ -138,13 +124,6 @@ def split_at(text: str, marker: str) -> tuple[str, bool, str]:
         return head, True, rest
     end = len(text) - held_back(text, marker)
     return text[:end], False, text[end:]
-
-
-def _bare(part: Any) -> bool:
-    """Whether a schema says nothing but types."""
-    if not isinstance(part, dict):
-        return True
-    return all(name == "type" or (name in ("anyOf", "oneOf") and all(map(_bare, part[name]))) for name in part)
 
 
 def _type(value: Any) -> str:

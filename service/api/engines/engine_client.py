@@ -225,10 +225,6 @@ class EngineClient:
         """Whether the engine runs and its last heartbeat is recent enough for what it is doing."""
         return self._link is not None and self._silence.look() <= self._longest_silence()
 
-    @property
-    def in_flight(self) -> int:
-        return len(self.requests)
-
     # Requests
 
     def submit(self, request: Request, group: RequestGroup | None = None) -> RequestStream:

@@ -184,7 +184,7 @@ class Engines:
 
     @property
     def in_flight(self) -> int:
-        return sum(client.in_flight for client in self.clients)
+        return sum(len(client.requests) for client in self.clients)
 
     # Requests
 
@@ -217,7 +217,7 @@ class Engines:
     def _loads(self) -> dict[int, Load]:
         others = {} if self._others is None else self._others.requests()
         return {
-            index: Load(client.in_flight + others.get(str(index), 0), _slack(client.state))
+            index: Load(len(client.requests) + others.get(str(index), 0), _slack(client.state))
             for index, client in enumerate(self.clients)
             if client.ready
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
@@ -208,6 +209,12 @@ class RequestStream(Generic[Delta]):
             self.on_update()
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+
+async def answered(stream: RequestStream[Delta]) -> list[Delta]:
+    """All deltas of a request."""
+    async with aclosing(stream):
+        return [delta async for delta in stream]
 
 
 def merge(deltas: Sequence[ChatDelta]) -> ChatDelta:

@@ -111,11 +111,6 @@ class Admission:
         return self._requests.total()
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is in flight, in this process or others of the server."""
-        return not self.in_flight and (self.others is None or not self.others.requests().total())
-
-    @property
     def pending_bytes(self) -> int:
         return self._bytes.total() + (self._exceeding.excess if self._exceeding is not None else 0)
 

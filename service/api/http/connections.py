@@ -141,7 +141,6 @@ MAX_HEAD_BYTES = 1 << 16
 FREE_CHUNKS, MIN_CHUNK = 1024, 64
 """A body in more chunks than that must have so many bytes a chunk on average: each costs the event loop as much as a
 thousand bytes, and what comes in one read, up to 256 KiB, is taken in before anybody else's turn."""
-FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
 CLOSE = (b"connection", b"close")
 REQUEST_TIMEOUT = 408
@@ -206,21 +205,11 @@ class FastBodyConnection(h11.Connection):
         if isinstance(event, h11.Response):
             unfinished = event.status_code == REQUEST_TIMEOUT
             last = self.ends or unfinished or self._draining()
-            self._head = self._framed(_closing(event) if last else event)
+            self._head = super().send(_closing(event) if last else event) or b""
             self._chunked = b"\r\ntransfer-encoding: chunked\r\n" in self._head.lower()
             return b""
         data = super().send(event)
         return head + data if head and data is not None else data
-
-    def _framed(self, response: h11.Response) -> bytes:
-        """The head of a response. h11 validates all headers again for each framing header that it adds; here it adds
-        them to a response without headers."""
-        headers = response.headers.raw_items()
-        if not FRAMING.isdisjoint(name.lower() for name, _ in headers):
-            return super().send(response) or b""
-        bare = h11.Response(status_code=response.status_code, headers=[], reason=response.reason)
-        status, _, framing = (super().send(bare) or b"").partition(b"\r\n")
-        return b"%b\r\n%b%b" % (status, b"".join([b"%b: %b\r\n" % header for header in headers]), framing)
 
 
 def _closing(response: h11.Response) -> h11.Response:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -57,9 +57,6 @@ class FieldWarnings:
             if (where, name) not in self._logged and len(self._logged) < MAX_NAMES and NAME.fullmatch(name):
                 self._logged.add((where, name))
                 log.warning("%s: the field %s is ignored: nothing here reads it", where, name)
-
-
-T = TypeVar("T")
 
 
 MAX_MESSAGE = 500
@@ -130,10 +127,7 @@ class ApiError(Exception):
         """Answer a request, or reject a WebSocket handshake, with the error object."""
         if scope["type"] == "websocket":
             await receive()
-        if scope["type"] == "http" or "websocket.http.response" in scope.get("extensions", {}):
-            await self.response()(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1008, "reason": self.code or ""})
+        await self.response()(scope, receive, send)
 
 
 class ClientLeft(Exception):
@@ -144,10 +138,6 @@ class ResponseCut(Exception):
     """A response that has started cannot be completed, so its connection is closed. The cause has been logged."""
 
 
-def shutting_down() -> ApiError:
-    return ApiError(503, "The server is shutting down.", code="shutting_down", retry_after=ENGINE_RETRY_AFTER)
-
-
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
@@ -155,14 +145,6 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 def invalid(field: str, problem: str, code: str | None = None) -> ApiError:
     """400 that names a field of the request, and what is wrong with it."""
     return bad_request(f"{field}: {problem}.", field, code)
-
-
-def naming(field: str, step: Callable[[], T]) -> T:
-    """What `step` returns. An InputError names `field` of the request, in place of the field that a processor knows."""
-    try:
-        return step()
-    except InputError as error:
-        raise InputError(field, str(error)) from error
 
 
 @contextmanager
@@ -210,39 +192,26 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
         assert isinstance(error, HTTPException)
         if error.status_code == 405:
             return _other_method(request, routes)
-        if error.status_code == 404:
-            path = request.scope["path"]
-            socket = any(isinstance(route, WebSocketRoute) and route.path_regex.match(path) for route in routes)
-            return (UPGRADE_REQUIRED if socket else _no_such_path(path, routes)).response()
         return ApiError(error.status_code, "The request cannot be processed.", headers=error.headers).response()
 
-    no_http_path = app.router.default
-
     async def no_path(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await _no_such_socket(scope["path"], routes).respond(scope, receive, send)
-        else:
-            await no_http_path(scope, receive, send)
+        await _no_such_path(scope["path"], routes, socket=scope["type"] == "websocket").respond(scope, receive, send)
 
     app.router.default = no_path
     app.add_exception_handler(HTTPException, http)
 
 
-def _no_such_path(path: str, routes: Sequence[BaseRoute]) -> ApiError:
-    """404. Names the path that a client with a wrong base URL, or a slash too many, must have meant."""
+def _no_such_path(path: str, routes: Sequence[BaseRoute], *, socket: bool) -> ApiError:
+    """404, or 426 for the path of a WebSocket. Names the path that a client with a wrong base URL, or a slash too many,
+    must have meant."""
+    if any(isinstance(route, Route | WebSocketRoute) and route.path_regex.match(path) for route in routes):
+        message = "This path is not a WebSocket: send an HTTP request without an upgrade."
+        return ApiError(404, message, code="not_found") if socket else UPGRADE_REQUIRED
     parts = [part for part in path.split("/") if part not in ("", "v1")]
-    known = {getattr(route, "path", None) for route in routes}
+    known = {getattr(route, "path", None) for route in routes if isinstance(route, WebSocketRoute) or not socket}
     meant = next((path for path in ("/".join(("", "v1", *parts)), "/".join(("", *parts))) if path in known), None)
     hint = f"did you mean {meant}?" if meant else "GET /docs describes the others."
     return ApiError(404, f"This server has no such path; {hint}", code="not_found")
-
-
-def _no_such_socket(path: str, routes: Sequence[BaseRoute]) -> ApiError:
-    """404 for a handshake."""
-    if any(isinstance(route, Route) and route.path_regex.match(path) for route in routes):
-        message = "This path is not a WebSocket: send an HTTP request without an upgrade."
-        return ApiError(404, message, code="not_found")
-    return _no_such_path(path, [route for route in routes if isinstance(route, WebSocketRoute)])
 
 
 UPGRADE_REQUIRED = ApiError(

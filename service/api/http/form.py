@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
+from typing import Any, TypeVar
 
+import msgspec
 from fastapi import Request
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from service.api.http.errors import bad_request, invalid
+from service.api.http.json_body import of_texts
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_FIELDS, MAX_CHARACTERS = 16, 4096
 """Of a form: fields beside the file, and characters of each."""
@@ -25,7 +30,7 @@ class _FormParser(MultiPartParser):
         self.complete = True
 
 
-async def parse_form(request: Request, needed: str, max_fields: int = MAX_FIELDS) -> FormData:
+async def _parsed(request: Request, needed: str, max_fields: int) -> FormData:
     """The parsed body; max_body limits it. needed: the fields that it must have, for the error about another body."""
     kind, options = parse_options_header(request.headers.get("content-type"))
     boundary = options.get(b"boundary", b"").decode("latin-1")
@@ -39,7 +44,7 @@ async def parse_form(request: Request, needed: str, max_fields: int = MAX_FIELDS
             raise bad_request("The form is not complete: the body ends before the boundary that closes it.")
 
     parser = _FormParser(
-        # Python remembers for ever whatever name of a charset it looks up. Forms are UTF-8 (RFC 7578), as text_field
+        # Python remembers for ever whatever name of a charset it looks up. Forms are UTF-8 (RFC 7578), as read_form
         # reads.
         Headers({"content-type": f'multipart/form-data; charset=latin-1; boundary="{boundary}"'}),
         whole(),
@@ -53,16 +58,31 @@ async def parse_form(request: Request, needed: str, max_fields: int = MAX_FIELDS
         raise bad_request(f"The form is not valid: {error.message}") from error
 
 
-def text_field(form: FormData, name: str) -> str | None:
-    """A text field; None when it is missing or empty."""
-    found = text_fields(form, name)
-    return found[-1] if found else None
+async def read_form(
+    request: Request, kind: type[T], file: str, needed: str, lists: Collection[str] = (), max_fields: int = MAX_FIELDS
+) -> tuple[T, bytes | None, set[str]]:
+    """The texts of a form as a `kind`, the bytes of its file if it has one, and the names that `kind` does not have.
+    file: the field of the file, "" in the struct. needed: the fields that it must have, for the error about another
+    body.
 
-
-def text_fields(form: FormData, *names: str) -> list[str]:
-    """All values that are not empty of fields with one of these names."""
-    found = ((name, value) for name, value in form.multi_items() if name in names)
-    return [text for name, value in found if (text := _text(name, value))]
+    An empty text is none. Of several the last one counts, but for the fields in `lists`, which may end in []. ApiError
+    or a msgspec error names the field that does not fit."""
+    form = await _parsed(request, needed, max_fields)
+    try:
+        sample, values = form.get(file) or None, dict[str, Any]()
+        if isinstance(sample, str):
+            raise invalid(file, "must be a file")
+        for name in dict.fromkeys(form):
+            key, bracket, _ = name.partition("[")
+            texts = [text for value in form.getlist(name) if name != file and (text := _text(name, value))]
+            if key in lists:
+                values[key] = [*values.get(key, ()), *texts]
+            elif texts or (name == file and sample is not None):
+                values[key] = {} if bracket else "".join(texts[-1:])
+        data = None if sample is None else await sample.read()
+        return of_texts(values, kind), data, values.keys() - set(kind.__struct_fields__)
+    finally:
+        await form.close()
 
 
 def _text(name: str, value: UploadFile | str) -> str:

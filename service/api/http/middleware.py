@@ -110,8 +110,6 @@ class RequestMiddleware:
             if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
                 status = message.get("status", SWITCHED)
                 MutableHeaders(scope=message)["x-request-id"] = record.request_id
-            elif message["type"] == "websocket.close":
-                status = status or 403
             await send(message)
 
         self._in_progress(record.endpoint, 1)
@@ -284,20 +282,6 @@ KEY_PROTOCOL = "openai-insecure-api-key."
 """Prefix of a subprotocol that is a key, since pages cannot set headers of a WebSocket. OpenAI's clients send it."""
 
 
-class KeyRing:
-    """Compares digests, always all of them, so that timing reveals neither the length nor the position of a key."""
-
-    def __init__(self, keys: Collection[str]) -> None:
-        self._digests = [_digest(key.encode()) for key in keys]
-
-    def __bool__(self) -> bool:
-        return bool(self._digests)
-
-    def admits(self, key: bytes) -> bool:
-        digest = _digest(key)
-        return sum(hmac.compare_digest(known, digest) for known in self._digests) > 0
-
-
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
@@ -310,10 +294,12 @@ class Guards:
     those that require no key, matched by scope["path"] alone.
     """
 
-    def __init__(self, hosts: HostRule, origins: Collection[str], keys: KeyRing, open_paths: Collection[str]) -> None:
+    def __init__(
+        self, hosts: HostRule, origins: Collection[str], keys: Collection[str], open_paths: Collection[str]
+    ) -> None:
         self._hosts = hosts
         self._origins = frozenset(origins)
-        self._keys = keys
+        self._digests = [_digest(key.encode()) for key in keys]
         self._open_paths = frozenset(open_paths)
 
     def check(self, scope: Scope, headers: Headers, record: RequestRecord) -> None:
@@ -325,13 +311,18 @@ class Guards:
         if method not in SAFE_METHODS and not own and not self._origins & {ANY, origin}:
             problem = "web pages of this origin are not allowed; the operator can add it to the setting cors_origin"
             raise ApiError(403, f"Origin: {problem}.", code="origin_not_allowed")
-        if not self._keys or scope["path"] in self._open_paths or method == "OPTIONS":  # a preflight carries no key
+        if not self._digests or scope["path"] in self._open_paths or method == "OPTIONS":  # a preflight carries no key
             return
         key = _bearer(scope) or _offered(scope)
-        if key is None or not self._keys.admits(key):
+        if key is None or not self._admits(key):
             needed = "An API key is required: send the header Authorization: Bearer KEY."
             raise ApiError(401, "The API key is invalid." if key else needed, code="invalid_api_key")
         record.client = _digest(key).hex()
+
+    def _admits(self, key: bytes) -> bool:
+        """Compare with all digests, so that timing reveals neither the length nor the position of a key."""
+        digest = _digest(key)
+        return sum(hmac.compare_digest(known, digest) for known in self._digests) > 0
 
 
 def _bearer(scope: Scope) -> bytes | None:

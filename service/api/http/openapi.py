@@ -1,11 +1,10 @@
-"""The OpenAPI document: every route declares its body and all its responses. OpenAPI has no WebSockets; their messages
-are described under "x-websockets"."""
+"""The OpenAPI document: every route declares its body and all its responses. OpenAPI has no WebSockets."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Request
@@ -37,18 +36,16 @@ DESCRIPTIONS = {
     413: "The request body is too large.",
     415: "Compressed request bodies are not supported.",
     421: "The host name in Host is not allowed.",
-    499: "The client disconnected (in log and metrics only).",
     500: "The server failed on this request.",
     503: "Overloaded, loading or shutting down; retry after Retry-After seconds.",
     504: "The request took too long.",
     507: "The server's disk is full.",
 }
 MISDIRECTED = 421
-WORK_ERRORS = (400, 401, 403, 404, 408, 413, 415, 499, 500, 503, 504)
+WORK_ERRORS = (400, 401, 403, 404, 408, 413, 415, 500, 503, 504)
 """Error statuses of routes that use the engine."""
 
 _types: dict[str, type] = {}
-_sockets: dict[str, dict[str, Any]] = {}
 
 
 def operation(
@@ -88,14 +85,6 @@ def get(
         return router.get(path, openapi_extra=operation(summary, answer, **described))(endpoint)
 
     return register
-
-
-def websocket(path: str, summary: str, *, client: Any, server: Any) -> None:
-    """Describe a WebSocket. client, server: unions of the msgspec types that each side sends, besides binary frames."""
-    described: dict[str, Any] = {"summary": summary}
-    for side, union in (("client", client), ("server", server)):
-        described[side] = [_reference(kind) for kind in get_args(union)]
-    _sockets[path] = described
 
 
 def _reference(kind: type) -> dict[str, str]:
@@ -140,7 +129,6 @@ def install_openapi(
                 if option["type"] == "integer":
                     option["maximum"] = most
         document.setdefault("components", {})["schemas"] = components  # without FastAPI's own, which nothing uses
-        document["x-websockets"] = _sockets
         for path, operations in document["paths"].items():
             for described in operations.values():
                 described["responses"].pop("422", None)  # FastAPI's own; those answers are 400 with an error object

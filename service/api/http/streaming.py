@@ -79,10 +79,10 @@ async def ended_early(
             watcher.cancel()  # it only listens: no need to await it
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client disconnects (ClientLeft). The body must have been
-    read."""
-    async with ended_early(request.receive):
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+    """The result of `work`, which is cancelled when the client disconnects (ClientLeft), or after `seconds`
+    (TimeoutError). The body must have been read."""
+    async with ended_early(request.receive, seconds):
         return await work
 
 
@@ -90,9 +90,9 @@ class LiveResponse(Response):
     """A streamed response. Its generator is closed when the client disconnects or stops reading.
 
     Nothing is sent before the first chunk, so that an earlier failure is an ordinary error response. After a later one,
-    `on_error` makes the last chunk (server-sent events), or the connection is closed within the body (plain bytes).
-    keep_alive: the comment that is sent after KEEP_ALIVE_SECONDS of silence. timeout: seconds for the whole body.
-    write_timeout: seconds for the transport to take a chunk.
+    `on_error` makes the last chunk (server-sent events, with a comment after KEEP_ALIVE_SECONDS of silence), or the
+    connection is closed within the body (plain bytes). timeout: seconds for the whole body. write_timeout: seconds for
+    the transport to take a chunk.
     """
 
     def __init__(
@@ -102,7 +102,6 @@ class LiveResponse(Response):
         media_type: str,
         timeout: float,
         write_timeout: float,
-        keep_alive: bytes = b"",
         on_error: Callable[[ApiError], bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -113,7 +112,6 @@ class LiveResponse(Response):
         self._chunks = chunks
         self._timeout = timeout
         self._write_timeout = write_timeout
-        self._keep_alive = keep_alive
         self._on_error = on_error
         self._started = False
         self._sending = False
@@ -136,7 +134,7 @@ class LiveResponse(Response):
             if not self._started:
                 await answer.response()(scope, receive, send)
             elif self._on_error is None:
-                raise TruncatedBody from error
+                raise ResponseCut from error
             else:
                 await self._send_last(send, self._on_error(answer))
         finally:
@@ -164,7 +162,7 @@ class LiveResponse(Response):
     async def _monitor(self, send: Send, end: Callable[[type[Exception]], None]) -> None:
         """Send keep-alive comments, and end the stream when the client has read nothing for the write timeout. A
         timeout for each chunk would cost more than sending the chunk."""
-        silence = KEEP_ALIVE_SECONDS if self._keep_alive else math.inf
+        silence = KEEP_ALIVE_SECONDS if self._on_error else math.inf
         while True:
             passed = time.monotonic() - self._sent_at
             if self._sending and passed >= self._write_timeout:
@@ -175,7 +173,7 @@ class LiveResponse(Response):
                 continue
             try:
                 async with self._commenting, asyncio.timeout(self._write_timeout):
-                    await self._write(send, self._keep_alive)
+                    await self._write(send, KEEP_ALIVE)
             except TimeoutError:
                 return end(ClientTimeout)
             except ClientLeft:
@@ -209,22 +207,24 @@ class LiveResponse(Response):
 
 
 def event_stream(
-    events: AsyncGenerator[bytes], settings: Settings, on_error: Callable[[ApiError], bytes] = error_event
+    events: AsyncGenerator[bytes],
+    settings: Settings,
+    on_error: Callable[[ApiError], bytes] = error_event,
+    *,
+    timeout: float | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> LiveResponse:
-    """Server-sent events of an answer, which ends by itself at request_timeout."""
+    """Server-sent events. timeout: seconds for all of them; None: of an answer, which ends by itself at
+    request_timeout."""
     return LiveResponse(
         events,
         media_type=EVENT_STREAM,
-        timeout=settings.request_timeout + settings.write_timeout,
+        timeout=settings.request_timeout + settings.write_timeout if timeout is None else timeout,
         write_timeout=settings.write_timeout,
-        keep_alive=KEEP_ALIVE,
         on_error=on_error,
+        headers=headers,
     )
 
 
 class ClientTimeout(ResponseCut):
     """The client has read nothing for the write timeout."""
-
-
-class TruncatedBody(ResponseCut):
-    """A body of plain bytes could not be completed."""

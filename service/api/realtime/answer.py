@@ -21,7 +21,7 @@ from service.api.chat.schema import ChatRequestBody, Message
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
 from service.api.chat.turns import Turn
 from service.api.context import ServerContext
-from service.api.http.errors import ApiError, as_api_error, renamed
+from service.api.http.errors import ApiError, ErrorDetail, as_api_error, renamed
 from service.api.http.middleware import RequestRecord
 from service.api.realtime import schema
 from service.api.realtime.conversation import Conversation, Playback, Source, in_conversation, in_response
@@ -97,9 +97,9 @@ class Output:
             content = msgspec.convert({"type": kind, self._field: text}, schema.ItemContent)
             item = msgspec.structs.replace(self.item, status=status, content=[content])
             if speech is not None and self.format:
-                texts = tuple(line.text for line in speech.script.lines)
+                heard, texts = speech.delivery, tuple(line.text for line in speech.script.lines)
                 seconds = self._sound_bytes / self.format.bytes_per_second
-                playback = Playback(texts, tuple(speech.segments), seconds, status == "completed", speech.begun)
+                playback = Playback(texts, tuple(heard.segments), seconds, status == "completed", heard.begun)
         if self.conversation is not None:
             self.conversation.put_answer(item, playback)
             await self._tell("conversation.item.done", item=item, previous_item_id=self._previous)
@@ -182,7 +182,7 @@ class Answer:
             if not self._begun:
                 await self._refuse(failure)
                 return
-            failed = schema.RealtimeFailure(type=failure.type, code=failure.code, message=failure.message)
+            failed = ErrorDetail(failure.message, failure.type, failure.param, failure.code)
             details = schema.StatusDetails(type="failed", error=failed)
         finally:
             self.record.ticket.release()
@@ -300,14 +300,12 @@ def error_event(error: ApiError, event_id: str | None) -> ServerEvent:
 
 def _usage(job: ChatJob, spoken: SpokenAnswer | None) -> schema.RealtimeUsage:
     usage: chat.Usage = job.usage(0 if spoken is None else spoken.patches)
-    prompt, audio_tokens = usage.prompt_tokens_details, usage.completion_tokens_details.audio_tokens
+    audio_tokens = usage.completion_tokens_details.audio_tokens
     return schema.RealtimeUsage(
         total_tokens=usage.total_tokens,
         input_tokens=usage.prompt_tokens,
         output_tokens=usage.completion_tokens,
-        input_token_details=schema.RealtimeInputDetails(
-            cached_tokens=prompt.cached_tokens, text_tokens=prompt.text_tokens, image_tokens=prompt.image_tokens
-        ),
+        input_token_details=usage.prompt_tokens_details,
         output_token_details=schema.RealtimeOutputDetails(
             text_tokens=usage.completion_tokens - audio_tokens, audio_tokens=audio_tokens
         ),
@@ -324,20 +322,10 @@ def _request(model: str, config: schema.RealtimeConfig, messages: list[Message])
         seed=None if config.seed is UNSET else config.seed,
         modalities=["text", "audio"] if config.spoken else None,
         audio=config.speech if config.spoken else None,
-        **chat_tools(config),
+        tools=[chat.ToolDefinition("function", tool) for tool in config.tools],
+        tool_choice=chat.nested(config.tool_choice),
+        parallel_tool_calls=config.parallel_tool_calls,
     )
-
-
-def chat_tools(config: schema.RealtimeConfig) -> dict[str, Any]:
-    asked = config.tool_choice
-    if not config.tools and asked in ("none", "auto"):
-        return {}
-    choice = asked if isinstance(asked, str) else chat.NamedToolChoice(chat.NamedFunction(asked.name))
-    tools = [
-        chat.ToolDefinition("function", chat.FunctionDefinition(tool.name, tool.description, tool.parameters))
-        for tool in config.tools
-    ]
-    return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": config.parallel_tool_calls}
 
 
 # truncation: leaves out the oldest turns of a request that does not fit the context, or a smaller KV cache

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import secrets
+from types import NoneType
 from typing import Annotated, Any, Literal, Union
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from service.api.chat.schema import AudioParams, Int64, Modality
+from service.api.chat.schema import AudioParams, FlatToolChoice, FunctionTool, Int64, Modality, PromptTokensDetails
 from service.api.chat.transcriptions import TokenUsage, TranscribedLanguage
 from service.api.http.errors import ErrorDetail, invalid
 from service.api.speech.schema import VoiceOptions
@@ -168,23 +169,6 @@ class RealtimeAudio(ResponseAudio, frozen=True, kw_only=True):
 Truncation = Literal["auto", "disabled"]
 
 
-class RealtimeTool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A function that answers may call, with the fields of a chat request's `function`."""
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | list[Any] | None = None
-
-
-class RealtimeToolChoice(msgspec.Struct, frozen=True, kw_only=True):
-    type: Literal["function"]
-    name: str
-
-
-ToolChoice = Literal["none", "auto", "required"] | RealtimeToolChoice
-
-
 class Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields that both a session and a response may set. modalities: the older name of output_modalities. temperature,
     seed: of the chat model."""
@@ -196,8 +180,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     audio: ResponseAudio | None = None
     temperature: Temperature | None = None
     seed: Int64 | None = None
-    tools: list[RealtimeTool] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: FlatToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
 
@@ -232,8 +216,8 @@ class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     truncation: Truncation = "disabled"
     temperature: float | UnsetType = UNSET
     seed: int | UnsetType = UNSET
-    tools: list[RealtimeTool] = []
-    tool_choice: ToolChoice = "auto"
+    tools: list[FunctionTool] = []
+    tool_choice: FlatToolChoice = "auto"
     parallel_tool_calls: bool = True
 
     @property
@@ -286,62 +270,29 @@ class ClientEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     event_id: Annotated[str, Meta(max_length=512)] | None = None
 
 
-class SessionUpdate(ClientEvent, frozen=True, kw_only=True, tag="session.update"):
-    session: SessionParams
-
-
-class ItemCreate(ClientEvent, frozen=True, kw_only=True, tag="conversation.item.create"):
-    """previous_item_id: the item to put it after; "root" puts it first. Unset: after the last one."""
-
-    item: ConversationItem
-    previous_item_id: str | None = None
-
-
-class ItemRetrieve(ClientEvent, frozen=True, kw_only=True, tag="conversation.item.retrieve"):
-    item_id: ShortId
-
-
-class ItemDelete(ClientEvent, frozen=True, kw_only=True, tag="conversation.item.delete"):
-    item_id: ShortId
-
-
-class ItemTruncate(ClientEvent, frozen=True, kw_only=True, tag="conversation.item.truncate"):
-    """audio_end_ms: how much of the answer's audio was played; the transcript beyond that is dropped."""
-
-    item_id: ShortId
-    content_index: int
-    audio_end_ms: Annotated[int, Meta(ge=0, le=2**31)]
-
-
-class ResponseCreate(ClientEvent, frozen=True, kw_only=True, tag="response.create"):
-    response: ResponseParams | None = None
-
-
-class ResponseCancel(ClientEvent, frozen=True, kw_only=True, tag="response.cancel"):
-    response_id: str | None = None
-
-
 AUDIO_CHUNK = "input_audio_buffer.append"
-
-
-class AudioAppend(ClientEvent, frozen=True, kw_only=True, tag=AUDIO_CHUNK):
-    """audio: base64 of the next samples, in the session's format."""
-
-    audio: str
-
-
-class AudioCommit(ClientEvent, frozen=True, kw_only=True, tag="input_audio_buffer.commit"):
-    """What was appended becomes an item, and is transcribed."""
-
-
-class AudioClear(ClientEvent, frozen=True, kw_only=True, tag="input_audio_buffer.clear"):
-    pass
-
-
 AUDIO_EVENTS = (AUDIO_CHUNK, "input_audio_buffer.commit", "input_audio_buffer.clear")
-AudioEvent = AudioAppend | AudioCommit | AudioClear
-ItemEvent = ItemCreate | ItemRetrieve | ItemDelete | ItemTruncate
-AnyClientEvent = SessionUpdate | ItemEvent | ResponseCreate | ResponseCancel | AudioEvent
+CLIENT_EVENTS: dict[str, dict[str, Any]] = {
+    "session.update": {"session": SessionParams},
+    # previous_item_id: the item to put it after; "root" puts it first. Unset: after the last one.
+    "conversation.item.create": {"item": ConversationItem, "previous_item_id": str | None},
+    "conversation.item.retrieve": {"item_id": ShortId},
+    "conversation.item.delete": {"item_id": ShortId},
+    # audio_end_ms: how much of the answer's audio was played; the transcript beyond that is dropped.
+    "conversation.item.truncate": {
+        "item_id": ShortId,
+        "content_index": int,
+        "audio_end_ms": Annotated[int, Meta(ge=0, le=2**31)],
+    },
+    "response.create": {"response": ResponseParams | None},
+    "response.cancel": {"response_id": str | None},
+    # audio: base64 of the next samples, in the session's format.
+    AUDIO_CHUNK: {"audio": str},
+    # What was appended becomes an item, and is transcribed.
+    "input_audio_buffer.commit": {},
+    "input_audio_buffer.clear": {},
+}
+"""Fields of each event beside its type and event_id."""
 UNSUPPORTED_EVENTS = {
     "output_audio_buffer.clear": "only WebRTC has this buffer",
     "transcription_session.update": "send session.update with the type transcription",
@@ -358,13 +309,6 @@ class RealtimeErrorDetail(ErrorDetail, frozen=True, kw_only=True):
     retry_after: float | None = None
 
 
-class RealtimeInputDetails(msgspec.Struct, frozen=True, kw_only=True):
-    cached_tokens: int
-    text_tokens: int
-    image_tokens: int
-    audio_tokens: int = 0
-
-
 class RealtimeOutputDetails(msgspec.Struct, frozen=True, kw_only=True):
     text_tokens: int
     audio_tokens: int
@@ -376,14 +320,8 @@ class RealtimeUsage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
     input_tokens: int
     output_tokens: int
-    input_token_details: RealtimeInputDetails
+    input_token_details: PromptTokensDetails
     output_token_details: RealtimeOutputDetails
-
-
-class RealtimeFailure(msgspec.Struct, frozen=True, kw_only=True):
-    type: str
-    code: str | None
-    message: str
 
 
 ResponseStatus = Literal["in_progress", "completed", "cancelled", "failed", "incomplete"]
@@ -392,7 +330,7 @@ ResponseStatus = Literal["in_progress", "completed", "cancelled", "failed", "inc
 class StatusDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: ResponseStatus
     reason: Literal["client_cancelled", "turn_detected", "max_output_tokens"] | None = None
-    error: RealtimeFailure | None = None
+    error: ErrorDetail | None = None
 
 
 class RealtimeResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -468,18 +406,27 @@ class ServerEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     event_id: str = msgspec.field(default_factory=lambda: new_id("event"))
 
 
-def _defined(type: str, fields: dict[str, Any]) -> Any:
-    name = "".join(word.capitalize() for word in re.split(r"[._]", type)) + "Event"
-    optional = {key for key, kind in fields.items() if UnsetType in getattr(kind, "__args__", ())}
-    listed = [(key, kind, UNSET) if key in optional else (key, kind) for key, kind in fields.items()]
-    return msgspec.defstruct(name, listed, bases=(ServerEvent,), module=__name__, tag=type, frozen=True, kw_only=True)
+def _defined(events: dict[str, dict[str, Any]], base: type[msgspec.Struct]) -> dict[str, Any]:
+    """The struct of each event. Fields that may be null or unset are optional."""
+
+    def struct(type: str, fields: dict[str, Any]) -> Any:
+        name = "".join(word.capitalize() for word in re.split(r"[._]", type)) + "Event"
+        left_out = {UnsetType: UNSET, NoneType: None}
+        listed: list[Any] = []
+        for key, kind in fields.items():
+            default = [left_out[one] for one in getattr(kind, "__args__", ()) if one in left_out]
+            listed.append((key, kind, *default[:1]))
+        return msgspec.defstruct(name, listed, bases=(base,), module=__name__, tag=type, frozen=True, kw_only=True)
+
+    return {type: struct(type, fields) for type, fields in events.items()}
 
 
-_EVENTS = {type: _defined(type, fields) for type, fields in SERVER_EVENTS.items()}
-AnyServerEvent: Any = Union[tuple(_EVENTS.values())]  # noqa: UP007 - made at runtime
+_CLIENT, _SERVER = _defined(CLIENT_EVENTS, ClientEvent), _defined(SERVER_EVENTS, ServerEvent)
+SessionUpdate = _CLIENT["session.update"]
+AnyClientEvent: Any = Union[tuple(_CLIENT.values())]  # noqa: UP007 - made at runtime
 
 
 def server_event(type: str, **fields: Any) -> ServerEvent:
     """Make an event of SERVER_EVENTS."""
-    event: ServerEvent = _EVENTS[type](**fields)
+    event: ServerEvent = _SERVER[type](**fields)
     return event

@@ -18,7 +18,6 @@ from service.api.engines.request_stream import EngineError
 from service.api.http.errors import ApiError, as_api_error, bad_request, invalid
 from service.api.http.json_body import parse
 from service.api.http.middleware import RequestRecord
-from service.api.http.openapi import websocket
 from service.api.realtime import schema
 from service.api.realtime.answer import Answer, error_event
 from service.api.realtime.conversation import (
@@ -45,13 +44,6 @@ IDLE = 600.0
 """Seconds of silence after which a client is disconnected."""
 MAX_UPDATE = 1 << 18
 """Limit in bytes of a session.update, since its values are kept."""
-
-websocket(
-    PATH,
-    "Converse in text, pictures and speech; answers are written or spoken.",
-    client=schema.AnyClientEvent,
-    server=schema.AnyServerEvent,
-)
 
 
 @router.websocket(PATH)
@@ -148,7 +140,7 @@ class Session:
                 message = f"{envelope.type}: not supported: {self._refused_events[envelope.type]}."
                 raise bad_request(message, "type", "unsupported_event")
             else:
-                await self._obey(await self._decoded(raw, schema.AnyClientEvent), len(raw))
+                await self._obey(envelope.type, await self._decoded(raw, schema.AnyClientEvent), len(raw))
         except (ApiError, EngineError, InputError, msgspec.MsgspecError, RecursionError) as error:
             await self.send_error(as_api_error(error), event_id)
 
@@ -176,35 +168,35 @@ class Session:
             return await self._context.in_thread(lambda: parse(raw, kind))
         return parse(raw, kind)
 
-    async def _obey(self, event: Any, size: int) -> None:
-        """size: bytes of the event, one of AnyClientEvent."""
+    async def _obey(self, type: str, event: Any, size: int) -> None:
+        """event: of CLIENT_EVENTS. size: its bytes."""
         conversation = self._conversation
-        match event:
-            case schema.ItemCreate():
-                await self._create_item(event, size)
-            case schema.ItemRetrieve():
+        match type:
+            case "conversation.item.create":
+                await self._create_item(event.item, event.previous_item_id, size)
+            case "conversation.item.retrieve":
                 item = conversation.item(event.item_id)
                 await self._tell("conversation.item.retrieved", conversation.size(event.item_id), item=item)
-            case schema.ItemDelete():
+            case "conversation.item.delete":
                 conversation.delete(event.item_id)
                 await self._tell("conversation.item.deleted", item_id=event.item_id)
-            case schema.ItemTruncate():
+            case "conversation.item.truncate":
                 place: dict[str, Any] = {"item_id": event.item_id, "content_index": event.content_index}
                 conversation.truncate(event.item_id, event.content_index, event.audio_end_ms)
                 await self._tell("conversation.item.truncated", **place, audio_end_ms=event.audio_end_ms)
-            case schema.ResponseCreate():
+            case "response.create":
                 await self._settle()
                 await self._respond(event.response or schema.ResponseParams(), event.event_id, size)
-            case schema.ResponseCancel():
+            case "response.cancel":
                 await self._cancel(event.response_id)
-            case schema.AudioAppend():
+            case schema.AUDIO_CHUNK:
                 for boundary in await self._hearing.append(event.audio):
                     await self._hear(boundary, event.event_id)
-            case schema.AudioClear():
+            case "input_audio_buffer.clear":
                 self._hearing.take()
                 self._speech_id = None
                 await self._tell("input_audio_buffer.cleared")
-            case schema.AudioCommit():
+            case "input_audio_buffer.commit":
                 if self._hearing.empty:
                     raise bad_request("The input audio buffer is empty.", code="input_audio_buffer_commit_empty")
                 await self._commit()
@@ -304,12 +296,12 @@ class Session:
         self._context.field_warnings.warn("session.update", (field.param for field in unsupported))
         await self._tell("session.updated", session=self._shown, unsupported=unsupported or UNSET)
 
-    async def _create_item(self, event: schema.ItemCreate, size: int) -> None:
-        check_counts([event.item], "item")
-        item = created_item(event.item, "item")
+    async def _create_item(self, given: schema.ConversationItem, previous_id: str | None, size: int) -> None:
+        check_counts([given], "item")
+        item = created_item(given, "item")
         self._conversation.check_room(item)
         await check_pictures(self._context, self._model.chat_processor, item, self._record.client)
-        previous = self._conversation.add(item, event.previous_item_id)
+        previous = self._conversation.add(item, previous_id)
         for type in ("conversation.item.added", "conversation.item.done"):
             await self._tell(type, size, item=item, previous_item_id=previous)
 

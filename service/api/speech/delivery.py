@@ -55,10 +55,6 @@ class Script:
         """Seconds of all pauses together."""
         return sum(line.pause for line in self.lines) + self.pause
 
-    @property
-    def characters(self) -> int:
-        return sum(len(line.text) for line in self.lines)
-
     def unspoken(self, processor: SpeechProcessor) -> str:
         return processor.unspoken("".join(line.text for line in self.lines))
 
@@ -181,29 +177,24 @@ class AudioFeed:
 
 @dataclass(eq=False)
 class Captions:
-    """When each segment is heard, counted in samples, and when its words are: estimated, or found by a hosted aligner
-    while later audio goes on. lines: of the segments. granularities: timestamp_granularities."""
+    """When each segment and its words are heard: the words are estimated, or found by a hosted aligner while later
+    audio goes on. lines: of the segments. granularities: timestamp_granularities."""
 
     context: ServerContext
     job: SpeechJob
     lines: Sequence[Line]
     granularities: frozenset[str]
-    _samples: int = 0
-    """Those before the current segment."""
     _audio: list[np.ndarray] = field(default_factory=list)
     """The current segment's."""
     _made: deque[asyncio.Task[SpeechAudioSegment]] = field(default_factory=deque)
 
-    def add(self, chunk: AudioChunk) -> None:
-        if chunk.silent:
-            self._samples += len(chunk.audio)
-            return
+    def add(self, chunk: AudioChunk, span: tuple[float, float] | None) -> None:
+        """span: begin and end of the segment in seconds, if the chunk completes it."""
         self._audio.append(chunk.audio)
-        if chunk.segment_done:
+        if span is not None:
             audio, self._audio = np.concatenate(self._audio), []
-            self._made.append(asyncio.create_task(self._timed(self._caption(chunk.segment, audio), audio)))
+            self._made.append(asyncio.create_task(self._timed(self._caption(chunk.segment, span, audio), audio)))
             self.context.keep_task(self._made[-1])
-            self._samples += len(audio)
 
     async def take(self, *, rest: bool = False) -> list[SpeechAudioSegment]:
         """Return the captions that are complete, in order, and were not taken yet. rest: wait for the others, too."""
@@ -222,20 +213,20 @@ class Captions:
         exact = tuple(CaptionWord(one.word, next(heard), next(heard), estimated=False) for one in words)
         return msgspec.structs.replace(caption, words=exact)
 
-    def _caption(self, index: int, audio: np.ndarray) -> SpeechAudioSegment:
-        text, start, rate = self.job.spoken(index, self.lines[index].text), self._samples, self.job.heard_rate
-        words = None
+    def _caption(self, index: int, span: tuple[float, float], audio: np.ndarray) -> SpeechAudioSegment:
+        text, words = self.job.spoken(index, self.lines[index].text), None
         if "word" in self.granularities:
-            begin, end = audible(audio) or (0, len(audio))
-            words = self._words(text, start + begin, start + end)
-        return SpeechAudioSegment(index, start / rate, (start + len(audio)) / rate, text, words)
+            begin, end = (span[0] + at / self.job.heard_rate for at in audible(audio) or (0, len(audio)))
+            words = _estimated(text, begin, end)
+        return SpeechAudioSegment(index, *span, text, words)
 
-    def _words(self, text: str, begin: int, end: int) -> tuple[CaptionWord, ...]:
-        """Words share the samples from begin to end by their length."""
-        words = words_of(text)
-        lengths = [*accumulate(map(spoken_length, words), initial=0)]
-        times = [round((begin + (end - begin) * length / lengths[-1]) / self.job.heard_rate, 3) for length in lengths]
-        return tuple(CaptionWord(word, *span) for word, span in zip(words, pairwise(times), strict=True))
+
+def _estimated(text: str, begin: float, end: float) -> tuple[CaptionWord, ...]:
+    """Words share the time from begin to end by their length."""
+    words = words_of(text)
+    lengths = [*accumulate(map(spoken_length, words), initial=0)]
+    times = [round(begin + (end - begin) * length / lengths[-1], 3) for length in lengths]
+    return tuple(CaptionWord(word, *span) for word, span in zip(words, pairwise(times), strict=True))
 
 
 @dataclass(eq=False)
@@ -250,6 +241,10 @@ class Delivery:
     captions: Captions | None = None
     samples: int = 0
     """Samples before they are encoded, pauses included."""
+    segments: list[tuple[float, float]] = field(default_factory=list)
+    """Begin and end of each complete segment, in seconds as a listener hears them."""
+    begun: float | None = None
+    """Begin of the segment whose audio is not complete."""
     truncated: bool = False
     """Whether a segment ended at its cap, not by itself."""
     steps: tuple[StepCounts, ...] = ()
@@ -285,10 +280,15 @@ class Delivery:
 
     async def encode(self, encoder: StreamingEncoder, chunk: AudioChunk) -> bytes:
         metrics, job = self.context.metrics, self.job
+        if not chunk.silent and self.begun is None:
+            self.begun = self.seconds
         self.samples += len(chunk.audio)
         self._silence += len(chunk.audio) if chunk.silent else 0
-        if self.captions is not None:
-            self.captions.add(chunk)
+        if chunk.segment_done and self.begun is not None:
+            self.segments.append((self.begun, self.seconds))
+            self.begun = None
+        if self.captions is not None and not chunk.silent:
+            self.captions.add(chunk, self.segments[-1] if chunk.segment_done else None)
         if chunk.steps is not None:
             self.steps = (chunk.steps,)
         if chunk.truncated:

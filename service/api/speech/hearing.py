@@ -7,7 +7,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from difflib import SequenceMatcher
 from functools import partial
 from typing import cast
@@ -18,7 +17,7 @@ from models.interfaces.errors import InputError
 from models.interfaces.media import Prompt
 from models.interfaces.processor import AlignedWord, Aligner
 from service.api.context import ServerContext
-from service.api.engines.request_stream import EngineError, RequestGroup
+from service.api.engines.request_stream import EngineError, answered
 from service.api.http.middleware import RequestRecord
 from service.api.speech.request import SpeechJob
 from service.api.spoken_text.normaliser import normalise
@@ -126,5 +125,4 @@ async def _answer(
 ) -> list[ChatDelta]:
     id, salted = f"heard-{uuid.uuid4().hex}", prompt.salted(context.owner(record.client))
     request = ChatRequest(id, model.name, salted, sampling, time.monotonic())
-    async with aclosing(context.engine.submit(request, RequestGroup())) as deltas:
-        return [delta async for delta in deltas]
+    return await answered(context.engine.submit(request))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import secrets
 import time
@@ -10,7 +9,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from urllib.parse import quote
 
@@ -24,7 +22,7 @@ from service.api.context import ServerContext, post
 from service.api.engines.request_stream import EngineError, step_report
 from service.api.http.errors import invalid
 from service.api.http.middleware import RequestRecord, record_of
-from service.api.http.streaming import EVENT_STREAM, KEEP_ALIVE, LiveResponse, error_event, event, unless_disconnected
+from service.api.http.streaming import LiveResponse, event, event_stream, unless_disconnected
 from service.api.speech import schema
 from service.api.speech.delivery import AudioChunk, AudioFeed, Captions, Delivery, Script
 from service.api.speech.hearing import segment_errors
@@ -67,30 +65,20 @@ FILES = dict.fromkeys(sorted({chosen.content_type for chosen in FORMATS.values()
 
 @post(router, "/v1/audio/speech", "Convert a text to speech.", schema.SpeechRequestBody, FILES, events=EVENTS)
 async def speak(request: Request, context: ServerContext, body: schema.SpeechRequestBody) -> Response:
-    record = record_of(request.scope)
-    async with asyncio.timeout(context.settings.request_timeout):
-        speech = await unless_disconnected(request, _prepare(context, body, record))
-    live = partial(LiveResponse, timeout=speech.timeout, write_timeout=context.settings.write_timeout)
-    if body.stream_format == "sse":
-        return live(
-            _events(context, speech),
-            media_type=EVENT_STREAM,
-            keep_alive=KEEP_ALIVE,
-            on_error=error_event,
-            headers={"x-sample-rate": str(speech.job.sample_rate), **speech.notice},
-        )
+    settings, record = context.settings, record_of(request.scope)
+    speech = await unless_disconnected(request, _prepare(context, body, record), settings.request_timeout)
     job = speech.job
-    headers = {
-        **speech.notice,
-        "x-sample-rate": str(job.sample_rate),
-        "x-channels": "1",
-        "x-bits-per-sample": str(FORMATS[job.response_format].bits),
-    }
+    headers = {"x-sample-rate": str(job.sample_rate), **speech.notice}
+    if body.stream_format == "sse":
+        return event_stream(_events(context, speech), settings, timeout=speech.timeout, headers=headers)
+    headers |= {"x-channels": "1", "x-bits-per-sample": str(FORMATS[job.response_format].bits)}
     media_type = content_type(job.response_format, job.sample_rate)
     if body.stream is not False:
-        return live(_encoded(context, speech), media_type=media_type, headers=headers)
-    async with asyncio.timeout(speech.timeout):
-        data = await unless_disconnected(request, _whole(context, speech))
+        chunks, write_timeout = _encoded(context, speech), settings.write_timeout
+        return LiveResponse(
+            chunks, media_type=media_type, timeout=speech.timeout, write_timeout=write_timeout, headers=headers
+        )
+    data = await unless_disconnected(request, _whole(context, speech), speech.timeout)
     return Response(data, headers={**headers, **speech.notice, "content-type": media_type})
 
 
@@ -112,7 +100,8 @@ async def _prepare(context: ServerContext, body: schema.SpeechRequestBody, recor
     segments, unspoken = read() if small else await context.in_thread(read)
     script = text.script
     request = job.request(segments, text.transcript_ids, live=live, open=False, arrival=record.arrival)
-    context.metrics.observe("speech_characters_total", script.characters, model=job.model.name)
+    characters = sum(len(line.text) for line in script.lines)
+    context.metrics.observe("speech_characters_total", characters, model=job.model.name)
     context.metrics.observe("request_input_tokens", _tokens(request), model=job.model.name)
     record.notes["segments"] = len(script.lines)
     patches = sum(segment.max_patches for segment in segments)

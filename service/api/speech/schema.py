@@ -158,7 +158,7 @@ class VoiceList(msgspec.Struct, frozen=True):
 
 
 class VoiceUpload(msgspec.Struct, frozen=True):
-    """Form fields of an upload, for the OpenAPI document. audio_sample: a file; without one, speaker_description says
+    """Form fields of an upload. audio_sample: a file; without one, speaker_description says
     what the voice is like and seed draws it. consent: with a file, a statement that the speaker agrees, or true."""
 
     name: str
@@ -166,7 +166,7 @@ class VoiceUpload(msgspec.Struct, frozen=True):
     consent: str | None = None
     ref_text: str | None = None
     speaker_description: str | None = None
-    seed: str | None = None
+    seed: Annotated[int, Meta(ge=0, lt=10**18)] | None = None
     model: str | None = None
 
 

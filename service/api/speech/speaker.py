@@ -7,7 +7,6 @@ import hashlib
 import logging
 import time
 import uuid
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,8 +14,9 @@ import numpy as np
 
 from models.interfaces.errors import InputError
 from service.api.context import ServerContext
+from service.api.engines.request_stream import answered
 from service.api.http.admission import Decoding
-from service.api.http.errors import ApiError, invalid, naming
+from service.api.http.errors import ApiError, invalid
 from service.api.http.middleware import RequestRecord
 from service.api.speech.schema import SpeechOptions
 from service.api.spoken_text.markup import clean_text
@@ -91,7 +91,7 @@ async def resolve_speaker(
     """The voice that the fields ask for. ApiError or InputError names the invalid field."""
     design = as_design(options.instructions or "")
     if options.instructions:
-        check_text(model, options.instructions, "instructions")
+        check_room(model, options.instructions, "instructions")
     if options.ref_text and not options.ref_audio:
         raise invalid("ref_text", "requires ref_audio, whose transcript it is")
     if bool(options.prompt_audio) != bool(options.prompt_text):
@@ -111,7 +111,7 @@ async def resolve_speaker(
         speaker = await _named_speaker(context, options, model, design, context.owner(record.client))
     if not options.prompt_audio or not options.prompt_text:
         return speaker
-    check_text(model, options.prompt_text, "prompt_text")
+    check_room(model, options.prompt_text, "prompt_text")
     wave = await _load_audio(context, options.prompt_audio, model, "prompt_audio", record)
     prompt = await encode(context, model, wave, "left")
     return Speaker(speaker.reference, prompt, options.prompt_text, adapter=speaker.adapter)
@@ -205,7 +205,7 @@ async def encode_reference(
     """Patches of reference audio: "reference" and, if `text` (its transcript) is given, "prompt". wave: float32
     [samples]."""
     if text is not None:
-        check_text(model, text, "ref_text")
+        check_room(model, text, "ref_text")
     latents = {"reference": await encode(context, model, wave, "right")}
     if text is not None:
         # Padded on the left: the last patch of a prompt must end where the audio ends.
@@ -226,22 +226,19 @@ async def encode(
     if cached is not None:
         return cached
     request = EncodeReference(f"reference-{uuid.uuid4().hex}", model.name, wave, pad, time.monotonic())
-    async with aclosing(context.engine.submit(request)) as stream:
-        async for encoded in stream:
-            context.references.put(key, encoded.patches)
-            return encoded.patches
-    raise ApiError(500, "The reference audio could not be encoded.", code="internal_error")
-
-
-def check_text(model: HostedModel, text: str, field: str) -> None:
-    naming(field, lambda: model.speech_processor.tokenize(text))
+    (encoded,) = await answered(context.engine.submit(request))
+    context.references.put(key, encoded.patches)
+    return encoded.patches
 
 
 def check_room(model: HostedModel, text: str, field: str, **patches: int) -> None:
-    """InputError when text and patches (those of SpeechProcessor.layout) leave no position of the context to speak
-    in: nobody could ever use them."""
+    """InputError for a text that cannot be tokenized, or that leaves with patches (those of SpeechProcessor.layout) no
+    position of the context to speak in: nobody could ever use it."""
     processor = model.speech_processor
-    naming(field, lambda: processor.layout(processor.tokenize(text), **patches))
+    try:
+        processor.layout(processor.tokenize(text), **patches)
+    except InputError as error:
+        raise InputError(field, str(error)) from error
 
 
 # Built-in voices: a sentence is spoken once with the description and a fixed seed, and kept as the reference
@@ -334,5 +331,4 @@ async def _spoken(context: ServerContext, model: HostedModel, description: str, 
         live=False,
         arrival=time.monotonic(),
     )
-    async with aclosing(context.engine.submit(request)) as stream:
-        return np.concatenate([delta.audio async for delta in stream])
+    return np.concatenate([delta.audio for delta in await answered(context.engine.submit(request))])

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 import secrets
 import unicodedata
-from collections.abc import Collection
 
 import numpy as np
 from fastapi import APIRouter, Request
-from starlette.datastructures import FormData
 from starlette.responses import Response
 
 from models.checkpoints.lora_folders import adapter_folders
 from models.interfaces.errors import CheckpointError, InputError
 from service.api.context import ServerContext, context_of
 from service.api.http.errors import ApiError, invalid
-from service.api.http.form import parse_form, text_field
-from service.api.http.middleware import record_of
+from service.api.http.form import read_form
+from service.api.http.middleware import RequestRecord, record_of
 from service.api.http.openapi import JSON, WORK_ERRORS, get, json_response, operation
 from service.api.http.streaming import unless_disconnected
 from service.api.speech import speaker
@@ -30,8 +26,27 @@ from service.settings.reading import SettingsError
 from service.settings.settings import Settings
 from service.voices import ID, Voice, VoiceStoreError, is_name, name_key
 
+router = APIRouter()
 
-def lora_voices(settings: Settings, catalog: Catalog, reserved: Collection[str]) -> dict[str, str]:
+PATH = "/v1/audio/voices"
+NO_CONSENT = {"false", "no", "0", "off", "none", "null"}
+"""Values of `consent` that mean no."""
+STATUS = {"full": 409, "exists": 409, "gone": 404, "disk_full": 507, "disk": 500}
+CODES = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insufficient_storage"}
+RESERVED = {speaker.DEFAULT_VOICE, *speaker.OPENAI_VOICES}
+
+
+def name_problem(name: str) -> str:
+    """Why no voice can be added under this name; empty if one can."""
+    if not is_name(name):
+        return "must be 1 to 64 letters, digits, spaces or any of . - _ ', the first one a letter or digit"
+    if name_key(name) in RESERVED:
+        return "this is the name of a built-in voice"
+    # Requests that still name a deleted voice by its id would get this one.
+    return "must not have the form of a voice's id" if ID.fullmatch(name_key(name)) else ""
+
+
+def lora_voices(settings: Settings, catalog: Catalog) -> dict[str, str]:
     """Folder of each adapter by the name_key of its voice. SettingsError for a folder that is not an adapter, and
     unless exactly one speech model is hosted."""
     if settings.lora_voices is None:
@@ -46,29 +61,11 @@ def lora_voices(settings: Settings, catalog: Catalog, reserved: Collection[str])
     voices: dict[str, str] = {}
     for folder in folders:
         key = name_key(folder.name)
-        if not is_name(unicodedata.normalize("NFC", folder.name)) or ID.fullmatch(key):
-            raise SettingsError(
-                f"lora_voices: {folder.name!r} cannot be a voice's name, which is 1 to 64 letters, digits, spaces or "
-                "any of . - _ '"
-            )
-        if key in reserved:
-            raise SettingsError(f"lora_voices: {folder.name!r} is the name of a built-in voice")
-        if key in voices:
-            raise SettingsError(f"lora_voices: {voices[key]!r} and {folder.name!r} are the same name")
+        problem = name_problem(unicodedata.normalize("NFC", folder.name))
+        if problem or key in voices:
+            raise SettingsError(f"lora_voices: {folder.name!r}: {problem or f'the same name as {voices[key]!r}'}")
         voices[key] = folder.name
     return voices
-
-
-router = APIRouter()
-
-PATH = "/v1/audio/voices"
-NO_CONSENT = {"false", "no", "0", "off", "none", "null"}
-"""Values of `consent` that mean no."""
-SEED = re.compile(r"[0-9]{1,18}")
-SAMPLE = "audio_sample"
-STATUS = {"full": 409, "exists": 409, "gone": 404, "disk_full": 507, "disk": 500}
-CODES = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insufficient_storage"}
-RESERVED = {speaker.DEFAULT_VOICE, *speaker.OPENAI_VOICES}
 
 
 @get(router, PATH, "List built-in voices, adapters and uploaded voices.", {JSON: VoiceList})
@@ -121,29 +118,20 @@ async def delete_voice(request: Request, voice: str) -> Response:
 async def upload_voice(request: Request) -> Response:
     context = context_of(request)
     context.require_ready()
-    form = await parse_form(request, "name, and audio_sample or speaker_description")
-    try:
-        async with asyncio.timeout(context.settings.request_timeout):
-            voice = await unless_disconnected(request, _store(context, form, request))
-    finally:
-        await form.close()
+    needed = "name, and audio_sample or speaker_description"
+    given, sample, unread = await read_form(request, VoiceUpload, "audio_sample", needed)
+    context.field_warnings.warn(PATH, unread)
+    work = _store(context, given, sample, record_of(request.scope))
+    voice = await unless_disconnected(request, work, context.settings.request_timeout)
     return json_response(_object(context, voice))
 
 
-async def _store(context: ServerContext, form: FormData, request: Request) -> Voice:
-    record = record_of(request.scope)
-    model = speech_model(context, text_field(form, "model"), record)
-    name = _new_name(context, form)
-    consent = text_field(form, "consent")
-    sample = form.get(SAMPLE) or None
-    if isinstance(sample, str):
-        raise invalid(SAMPLE, "must be a file")
-    ref_text = text_field(form, "ref_text")
-    description = text_field(form, "speaker_description")
+async def _store(context: ServerContext, given: VoiceUpload, sample: bytes | None, record: RequestRecord) -> Voice:
+    model, name, consent = speech_model(context, given.model, record), _new_name(context, given.name), given.consent
     if sample is None:
-        if description is None:
+        if given.speaker_description is None:
             raise invalid("audio_sample", "required: an audio file, unless speaker_description describes the voice")
-        if ref_text is not None:
+        if given.ref_text is not None:
             raise invalid("ref_text", "requires audio_sample, whose transcript it is")
         consent = None
     elif consent is None or consent.lower() in NO_CONSENT:
@@ -151,9 +139,9 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
     try:
         context.voices.check_room(name, context.owner(record.client))
         if sample is not None:
-            latents, seconds = await _uploaded(context, model, await sample.read(), ref_text, record.client)
+            latents, seconds = await _uploaded(context, model, sample, given.ref_text, record.client)
         else:
-            latents, seconds = await _described(context, model, description or "", text_field(form, "seed"))
+            latents, seconds = await _described(context, model, given.speaker_description or "", given.seed)
         return await context.in_thread(
             lambda: context.voices.add(
                 name=name,
@@ -161,8 +149,8 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
                 consent=consent,
                 seconds=seconds,
                 latents=latents,
-                ref_text=ref_text,
-                description=description,
+                ref_text=given.ref_text,
+                description=given.speaker_description,
                 owner=context.owner(record.client),
             )
         )
@@ -173,21 +161,12 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
         raise
 
 
-def _new_name(context: ServerContext, form: FormData) -> str:
-    name = text_field(form, "name")
-    if name is None:
-        raise invalid("name", "this field is required")
-    name = unicodedata.normalize("NFC", name)
-    if not is_name(name):
-        problem = "must be 1 to 64 letters, digits, spaces or any of . - _ ', the first one a letter or digit"
+def _new_name(context: ServerContext, given: str) -> str:
+    name = unicodedata.normalize("NFC", given)
+    if problem := name_problem(name):
         raise invalid("name", problem)
-    if name_key(name) in RESERVED:
-        raise invalid("name", "this is the name of a built-in voice")
     if name_key(name) in context.lora_voices:
         raise invalid("name", "this is the name of a voice of the server, an adapter")
-    if ID.fullmatch(name_key(name)):
-        # Requests that still name a deleted voice by its id would get this one.
-        raise invalid("name", "must not have the form of a voice's id")
     return name
 
 
@@ -202,16 +181,14 @@ async def _uploaded(
 
 
 async def _described(
-    context: ServerContext, model: HostedModel, description: str, seed: str | None
+    context: ServerContext, model: HostedModel, description: str, seed: int | None
 ) -> tuple[dict[str, np.ndarray], float]:
     """The same for a description, which is spoken once."""
-    if seed is not None and not SEED.fullmatch(seed):
-        raise invalid("seed", "must be a whole number of at most 18 digits")
     design = speaker.as_design(description)
     if not design:
         raise invalid("speaker_description", "has no character but parentheses and control characters")
     speaker.check_room(model, speaker.spoken_text(design), "speaker_description")
-    drawn = secrets.randbits(62) if seed is None else int(seed)
+    drawn = secrets.randbits(62) if seed is None else seed
     patches, seconds = await speaker.described_reference(context, model, design, drawn)
     return {"reference": patches}, seconds
 

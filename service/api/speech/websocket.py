@@ -24,7 +24,6 @@ from service.api.context import ServerContext
 from service.api.http.errors import ApiError, as_api_error, invalid
 from service.api.http.json_body import parse
 from service.api.http.middleware import RequestRecord
-from service.api.http.openapi import websocket
 from service.api.sockets import POLICY, Inbox, StreamClosed, run_session, send
 from service.api.speech.delivery import AudioFeed, Delivery
 from service.api.speech.live_text import LiveText
@@ -98,11 +97,7 @@ class SocketError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
     retry_after: float | None = None
 
 
-ServerMessage = AudioStart | AudioDone | SessionDone | SocketError
-
-
 PATH = "/v1/audio/speech/stream"
-websocket(PATH, "Convert text to speech while it is being written.", client=ClientMessage, server=ServerMessage)
 
 
 @router.websocket(PATH)

@@ -151,14 +151,6 @@ def test_scores_equal_those_of_the_published_code(server: RunningServer) -> None
     assert other["relevance_score"] == pytest.approx(SCORES["instructed"]["score"], abs=SCORE_TOLERANCE)
 
 
-def test_scores_of_pairs_keep_their_order(server: RunningServer) -> None:
-    expected = [SCORES[name]["score"] for name in ("text", "empty")]
-    for first in (TEXT, [TEXT], [TEXT, TEXT]):
-        answer = ask(server, "score", text_1=first, text_2=[RANKED, ""]).json()
-        assert (answer["object"], [one["index"] for one in answer["data"]]) == ("list", [0, 1])
-        assert [one["score"] for one in answer["data"]] == pytest.approx(expected, abs=SCORE_TOLERANCE)
-
-
 def test_the_card_and_the_refusals(server: RunningServer) -> None:
     (card,) = httpx.get(f"{server.url}/v1/models").json()["data"]
     assert (card["kind"], card["architecture"]["output_modalities"]) == ("rerank", ["rerank"])
@@ -167,7 +159,6 @@ def test_the_card_and_the_refusals(server: RunningServer) -> None:
         ("rerank", {"query": "x", "documents": []}, "documents"),
         ("rerank", {"query": "x", "documents": ["y", broken]}, "documents[1]"),
         ("rerank", {"query": "x", "documents": ["y"], "top_n": 0}, "top_n"),
-        ("score", {"text_1": ["x", "y"], "text_2": ["a", "b", "c"]}, "text_1"),
         ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "model"),
         ("embeddings", {"input": "x"}, "model"),
     ):

@@ -4,7 +4,6 @@ model says."""
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -360,23 +359,6 @@ def test_a_listed_parameter_is_none_of_the_further_ones() -> None:
         assert fits(grammar, call("free", **parameters))
     for parameters in ({"on": "True"}, {"only": "yes", "on": "True"}, {"off": "x"}, {'a "b\\': "one"}):
         assert not fits(grammar, call("free", **parameters))
-
-
-def test_a_strict_tool_is_refused_for_what_a_text_cannot_enforce() -> None:
-    plain = {"name": {"type": "string"}, "kind": {"enum": ["a", "b"]}, "note": {"anyOf": [{"type": "string"}, {}]}}
-    for more, path in (
-        ({}, None),
-        ({"plate": {"type": "string", "pattern": "^[A-Z]+$"}}, "properties.plate.pattern"),
-        ({"plate": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}}, "properties.plate.anyOf"),
-    ):
-        tool = Tool("car", None, {"type": "object", "properties": plain | more, "additionalProperties": False})
-        assert formed(ToolUse((tool,), (tool,), False, True, format="xml"))
-        strict = ToolUse((tool,), (tool,), False, True, frozenset({"car"}), "xml")
-        if path is None:
-            assert formed(strict)
-            continue
-        with pytest.raises(ApiError, match=f"{re.escape(path)}: cannot be enforced"):
-            formed(strict)
 
 
 def test_schemas_that_refer_to_themselves_are_read_once() -> None:

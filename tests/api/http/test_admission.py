@@ -19,7 +19,7 @@ from websockets.sync.client import connect
 from service.api.engines.shared_usage import UsageTable
 from service.api.http.admission import EXCESS, SMALL_BYTES, Admission, Ticket, Turns
 from service.api.http.errors import ApiError
-from service.api.http.middleware import Guards, HostRule, KeyRing, RequestRecord
+from service.api.http.middleware import Guards, HostRule, RequestRecord
 from service.confined.workers import FairSemaphore
 from service.metrics.metrics import Metrics
 from tests.support.fake_talker import talking_catalog
@@ -250,7 +250,7 @@ def test_a_client_is_known_by_its_key_or_else_by_its_address() -> None:
     for keys, key in ((("one", "two"), b"one"), (("one", "two"), b"two"), ((), b"one")):
         record = RequestRecord("id", "chat", ticket, "10.0.0.1")
         scope = {"type": "http", "path": "/v1/x", "headers": [(b"authorization", b"Bearer " + key)]}
-        guards = Guards(HostRule("localhost", (), keyed=True), (), KeyRing(keys), ())
+        guards = Guards(HostRule("localhost", (), keyed=True), (), keys, ())
         guards.check(scope, Headers(scope=scope), record)
         seen.append(record.client)
     first, second, without = seen
