@@ -111,28 +111,6 @@ def test_pages_that_may_call_may_use_openais_javascript_client(locked: RunningSe
     assert set(own.split(",")) <= set(response.headers["access-control-allow-headers"].replace(" ", "").split(","))
 
 
-async def test_requests_over_the_bound_are_refused_before_their_body_is_read() -> None:
-    with running_server(max_in_flight=2) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
-            held = [asyncio.create_task(http.post("/v1/chat/completions", json=body("!silent"))) for _ in range(2)]
-            await until(lambda: server.context.engine.in_flight == 2)
-            refused = await http.post("/v1/chat/completions", json=body("hello"))
-            assert refused.status_code == 503
-            assert int(refused.headers["retry-after"]) >= 1
-            assert refused.json()["error"]["type"] == "overloaded_error"
-            held.pop().cancel()
-            await until(lambda: server.context.admission.in_flight == 1)
-            assert (await http.post("/v1/chat/completions", json=body("hello", n=2))).status_code == 503
-            for task in held:
-                task.cancel()
-            await asyncio.gather(*held, return_exceptions=True)
-            await until(lambda: server.context.admission.in_flight == 0)
-            assert (await http.post("/v1/chat/completions", json=body("hello"))).status_code == 200
-            text = (await http.get("/metrics")).text
-    assert 'reprise_admission_rejections_total{endpoint="chat",reason="in_flight"} 2.0' in text
-    assert 'outcome="overloaded"' in text
-
-
 async def test_bodies_that_dribble_take_no_place_and_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.api.http.middleware.BODY_TIMEOUT", 1.0)
     with running_server(max_in_flight=2) as server, ExitStack() as stack:
