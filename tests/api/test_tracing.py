@@ -23,8 +23,8 @@ from websockets.sync.client import connect
 
 from service.api.tracing import Tracing, tracing_from
 from tests.media.samples import encoded, picture
-from tests.support.fake_talker import FakeTalker, talking_catalog
-from tests.support.inline_link import InlineLink
+from tests.support.fake_engine import FakeEngine
+from tests.support.fake_talker import talking_catalog
 from tests.support.processes import served
 from tests.support.servers import RunningServer, running_server
 from tests.support.victims import SMALL
@@ -67,10 +67,8 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     voices = str(tmp_path_factory.mktemp("voices"))
     catalog, flags = talking_catalog(), {"voices_dir": voices, "fixed_voices": "off"}
-    talker = FakeTalker()
-    with running_server(
-        catalog, lambda config: InlineLink(config, talker.serve), tracing=Tracing(provider), **flags
-    ) as server:
+    talker = FakeEngine()
+    with running_server(catalog, engine=talker.serve, tracing=Tracing(provider), **flags) as server:
         yield Traced(server, exporter)
 
 
@@ -148,8 +146,8 @@ def test_the_trace_of_the_client_goes_on(traced: Traced) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "where"),
     [
-        ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "!fail"}]}, "decode"),
-        ("/v1/audio/speech", {"model": "talker", "input": "!mute", "stream": False}, "queue"),
+        ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "!fail"}]}, "queue"),
+        ("/v1/audio/speech", {"input": "One. !mute", "stream": False, "split_granularity": "sentence"}, "decode"),
     ],
 )
 def test_a_request_that_fails_says_where(traced: Traced, path: str, body: dict[str, Any], where: str) -> None:

@@ -18,7 +18,7 @@ from filelock import FileLock
 from pydantic import BaseModel
 
 from tests.clients.conftest import seconds_of
-from tests.support.fake_talker import ENDLESS
+from tests.support.fake_engine import ENDLESS
 from tests.support.optional import needed
 from tests.support.processes import ROOT, ServerProcess
 from tests.support.reranker import running_reranker

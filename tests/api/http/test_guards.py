@@ -24,8 +24,8 @@ from service.api.http.middleware import HostRule
 from service.link.config import EngineConfig
 from service.link.messages import SpeechDelta
 from tests.api.http.raw import parse, read_to_end, send
-from tests.support.fake_talker import FakeTalker, Speech, talking_catalog
-from tests.support.inline_link import InlineLink
+from tests.support.fake_engine import FakeEngine, Speech
+from tests.support.fake_talker import talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, until, wait
 
@@ -135,7 +135,7 @@ def test_a_request_without_a_token_in_its_time_is_refused() -> None:
         server.wait_idle()
 
 
-class LateTalker(FakeTalker):
+class LateTalker(FakeEngine):
     """Answers after half a second."""
 
     def _speak(self, speech: Speech) -> SpeechDelta | None:
@@ -144,8 +144,9 @@ class LateTalker(FakeTalker):
 
 def test_speech_may_take_as_long_as_it_is_heard_in_addition() -> None:
     """A text of six letters may have 46 patches of 0.1 s."""
-    link = partial(InlineLink, entry=LateTalker().serve)
-    with running_server(talking_catalog(), link, fixed_voices="off", request_timeout=0.3) as server:
+    with running_server(
+        talking_catalog(), engine=LateTalker().serve, fixed_voices="off", request_timeout=0.3
+    ) as server:
         for options in ({"stream": False}, {"stream": True}, {"stream_format": "sse"}):
             answer = httpx.post(f"{server.url}/v1/audio/speech", json={"input": "Hello.", **options}, timeout=GENEROUS)
             assert answer.status_code == 200, answer.text
@@ -155,7 +156,7 @@ def test_a_server_that_loads_answers_probes_and_refuses_work() -> None:
     def never_ready(config: EngineConfig, channel: Any) -> None:
         channel.receive(None)
 
-    with running_server(make_link=lambda config: InlineLink(config, never_ready), wait=False) as server:
+    with running_server(engine=never_ready, wait=False) as server:
         assert httpx.get(f"{server.url}/health").status_code == 200
         assert httpx.get(f"{server.url}/ready").status_code == 503
         refused = httpx.post(f"{server.url}/v1/chat/completions", json=body("hello"))

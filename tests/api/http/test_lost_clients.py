@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 from collections.abc import Iterator
-from functools import partial
 from socket import SHUT_RDWR
 from typing import Any
 
@@ -15,8 +14,8 @@ import pytest
 from websockets.sync.client import connect
 
 from tests.api.http.raw import chat_request, read_to_end, send
-from tests.support.fake_talker import MUTE, FakeTalker, talking_catalog
-from tests.support.inline_link import InlineLink
+from tests.support.fake_engine import MUTE, FakeEngine
+from tests.support.fake_talker import talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 
@@ -98,7 +97,7 @@ def test_a_body_that_has_not_come_when_the_server_ends(log: pytest.LogCaptureFix
 def test_speech_that_is_cut_leaves_no_traceback(log: pytest.LogCaptureFixture) -> None:
     body = b'{"input": "One. %s", "response_format": "pcm", "split_granularity": "sentence"}' % MUTE.encode()
     head = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
-    with running_server(talking_catalog(), partial(InlineLink, entry=FakeTalker().serve), fixed_voices="off") as server:
+    with running_server(talking_catalog(), engine=FakeEngine().serve, fixed_voices="off") as server:
         with send(server, head + body) as connection:
             data = read_to_end(connection)
         assert data.startswith(b"HTTP/1.1 200") and not data.endswith(b"0\r\n\r\n")

@@ -41,7 +41,7 @@ from tests.api.realtime.conftest import (
     up_to,
 )
 from tests.media.test_audio_out import by_av
-from tests.support.fake_talker import ENDLESS, MUTE, PATCH
+from tests.support.fake_engine import ENDLESS, MUTE, PATCH
 from tests.support.refusals import cases as refused_cases
 from tests.support.servers import running_server
 from tests.support.tool_samples import TOOLS, call_text

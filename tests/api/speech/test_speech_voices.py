@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save
 from service import voices
 from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES, encode, encoder_of
 from service.hub.catalog import load_catalog
-from service.link.config import EngineConfig
+from service.link.engine_link import ENTRY
 from service.link.messages import EncodeReference, ReferenceEncoded
 from service.settings.settings import load_settings
 from service.voices import (
@@ -42,8 +42,8 @@ from service.voices import (
 )
 from tests.api.speech.conftest import clip
 from tests.support import miniature
-from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog
-from tests.support.inline_link import InlineLink
+from tests.support.fake_engine import ENDLESS, FakeEngine
+from tests.support.fake_talker import talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 
@@ -99,7 +99,7 @@ def test_a_voice_survives_a_restart_and_costs_no_encode(http: httpx.Client, dire
     before = speak(http, voice["id"]).content
     flags = {"model": (str(miniature.talker()),), "served_model_name": ("talker",), "voices_dir": directory}
     with (
-        running_server(load_catalog(load_settings(flags)), InlineLink, **flags) as again,
+        running_server(load_catalog(load_settings(flags)), engine=ENTRY, **flags) as again,
         httpx.Client(base_url=again.url, timeout=2 * GENEROUS) as other,
     ):
         assert other.get(f"/v1/audio/voices/{voice['id']}").json() == voice
@@ -436,14 +436,11 @@ def test_keys_that_are_separate_have_their_own_voices(tmp_path: Path) -> None:
 
 
 @contextmanager
-def endless(directory: Path, **flags: Any) -> Iterator[tuple[RunningServer, FakeTalker]]:
+def endless(directory: Path, **flags: Any) -> Iterator[tuple[RunningServer, FakeEngine]]:
     """A server that speaks some descriptions of voices for ever."""
-    talker = FakeTalker()
-
-    def link(config: EngineConfig) -> InlineLink:
-        return InlineLink(config, talker.serve)
-
-    with running_server(talking_catalog(), link, voices_dir=directory, fixed_voices="off", **flags) as server:
+    talker = FakeEngine()
+    flags |= {"voices_dir": directory, "fixed_voices": "off"}
+    with running_server(talking_catalog(), engine=talker.serve, **flags) as server:
         yield server, talker
         wait(lambda: talker.idle, what="the engine has nothing to do")
 
@@ -494,14 +491,14 @@ def test_names_and_their_keys() -> None:
 
 def test_built_in_voices_are_found_first_and_keep_their_names(tmp_path: Path) -> None:
     """Also before a voice that was kept when "ſage" was a name like any other."""
-    catalog, talker = talking_catalog(), FakeTalker()
+    catalog, talker = talking_catalog(), FakeEngine()
     latents = {"reference": np.ones((3, 4, 2), np.float32)}
     for name in ("ſage", "Anna"):
         VoiceStore(tmp_path, 9).add(
             name=name, encoder=encoder_of(catalog.models[1]), consent="true", seconds=1.0, latents=latents
         )
     flags: dict[str, Any] = {"voices_dir": tmp_path, "fixed_voices": "off"}
-    with running_server(catalog, lambda config: InlineLink(config, talker.serve), **flags) as server:
+    with running_server(catalog, engine=talker.serve, **flags) as server:
         for voice, cloned in (("sage", False), ("SAGE", False), ("ſage", False), ("anna", True)):
             body = {"input": "Hello.", "voice": voice, "response_format": "pcm"}
             assert httpx.post(f"{server.url}/v1/audio/speech", json=body).status_code == 200
