@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from service.hub.catalog import Catalog
+from service.hub.catalog import OPENAI_PCM_RATE, Catalog
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_hearing import hearing_catalog
 from tests.support.fake_talker import talking_catalog
@@ -23,6 +23,7 @@ def hearing_server() -> Iterator[RunningServer]:
     talker = FakeEngine()
     catalog = Catalog([*hearing_catalog().models, *talking_catalog().of_kind("speech")])
     with running_server(catalog, engine=talker.serve, fixed_voices="off") as server:
+        server.context.pcm_rate = OPENAI_PCM_RATE
         yield server
 
 
