@@ -6,8 +6,6 @@ import asyncio
 import json
 import threading
 from dataclasses import replace
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import httpx
@@ -21,7 +19,6 @@ from service.api.chat.prompt import SMALL_PROMPT
 from service.hub.catalog import Catalog
 from tests.support import fake_engine
 from tests.support.fake_chat import FakeProcessor, fake_catalog
-from tests.support.processes import ROOT
 from tests.support.refusals import frame_list, picture
 from tests.support.servers import RunningServer, running_server
 from tests.support.sse import sse_events
@@ -213,32 +210,6 @@ async def test_silence_is_broken_by_comments(server: RunningServer, monkeypatch:
     ):
         lines = response.aiter_lines()
         assert [await anext(lines) for _ in range(4)] == [": keep-alive", "", ": keep-alive", ""]
-
-
-def test_a_text_chat_enters_no_optional_feature() -> None:
-    """Speech, media, tools and grammars are not on the way of a plain question."""
-    files: set[str] = set()
-    previous = threading.getprofile()
-
-    def record(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(str(ROOT)):
-            files.add(str(Path(frame.f_code.co_filename).relative_to(ROOT)))
-
-    threading.setprofile(record)  # of the threads that the server starts
-    try:
-        with running_server() as server:
-            files.clear()
-            body = {"model": "tiny", "messages": [USER]}
-            assert httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=GENEROUS).status_code == 200
-            visited = set(files)
-    finally:
-        threading.setprofile(previous)
-    rooms = {str(Path(file).parent) for file in visited if file.startswith(("service/", "models/"))}
-    assert "service/api/chat/job.py" in visited
-    assert len(rooms) <= 10, rooms
-    assert not rooms & {"service/api/speech", "service/api/spoken_text", "service/api/structured", "service/media"}
-    features = ("spoken", "structured", "tools", "prompt_media")
-    assert not visited & {f"service/api/chat/{name}.py" for name in features}
 
 
 def test_an_alias_is_answered_under_the_first_name(client: OpenAI) -> None:
