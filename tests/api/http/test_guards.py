@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
 import time
@@ -17,7 +16,6 @@ import pytest
 from starlette.datastructures import Headers
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect as connect_now
 
 from service.api.http.errors import ApiError
 from service.api.http.middleware import HostRule
@@ -230,16 +228,6 @@ def test_nor_opens_it_a_socket(server: RunningServer) -> None:
     with send(server, head) as connection:
         answer = parse(read_to_end(connection))
     assert answer.status == 421 and answer.error["code"] == "host_not_allowed"
-
-
-def test_a_page_of_another_origin_is_told_of_the_setting(open_server: RunningServer) -> None:
-    refused = httpx.post(f"{open_server.url}/v1/models", headers={"origin": "http://localhost:3000"})
-    assert refused.status_code == 403 and "cors_origin" in refused.json()["error"]["message"]
-    url = open_server.url.replace("http", "ws", 1) + "/v1/audio/speech/stream"
-    with pytest.raises(InvalidStatus) as socket, connect_now(url, origin="http://localhost:3000"):
-        pass
-    assert socket.value.response.status_code == 403
-    assert json.loads(socket.value.response.body)["error"]["code"] == "origin_not_allowed"
 
 
 def test_keys_guard_by_themselves(locked: RunningServer) -> None:

@@ -22,10 +22,7 @@ from safetensors.numpy import load_file, save
 
 from service import voices
 from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES, encode, encoder_of
-from service.hub.catalog import load_catalog
-from service.link.engine_link import ENTRY
 from service.link.messages import EncodeReference, ReferenceEncoded
-from service.settings.settings import load_settings
 from service.voices import (
     CACHED_REFERENCES,
     FOLDER,
@@ -40,7 +37,6 @@ from service.voices import (
     save_named,
 )
 from tests.api.speech.conftest import clip
-from tests.support import miniature
 from tests.support.fake_engine import ENDLESS, FakeEngine
 from tests.support.fake_talker import talking_catalog
 from tests.support.servers import RunningServer, running_server
@@ -91,20 +87,6 @@ def test_a_voice_from_upload_to_deletion(http: httpx.Client, directory: Path) ->
     assert http.delete(f"/v1/audio/voices/{voice['id']}").status_code == 404
     assert speak(http, "anna").status_code == 404
     assert not list(directory.iterdir())
-
-
-def test_a_voice_survives_a_restart_and_costs_no_encode(http: httpx.Client, directory: Path) -> None:
-    voice = upload(http, clip(format="FLAC"), name="Bert", ref_text="A tone.").json()
-    before = speak(http, voice["id"]).content
-    flags = {"model": (str(miniature.talker()),), "served_model_name": ("talker",), "voices_dir": directory}
-    with (
-        running_server(load_catalog(load_settings(flags)), engine=ENTRY, **flags) as again,
-        httpx.Client(base_url=again.url, timeout=2 * GENEROUS) as other,
-    ):
-        assert other.get(f"/v1/audio/voices/{voice['id']}").json() == voice
-        assert speak(other, "Bert").content == before
-        assert 'kind="clip"' not in other.get("/metrics").text
-    http.delete(f"/v1/audio/voices/{voice['id']}")
 
 
 def test_there_is_a_limit(http: httpx.Client) -> None:
