@@ -40,7 +40,7 @@ from service.link.messages import (
 )
 
 TICK = 0.0005
-MOODS = ("!full", "!crash", "!hang", "!fail", "!slow", "!endless", "!silent", "!fault", "!poison")
+MOODS = ("!full", "!crash", "!fail", "!slow", "!endless", "!silent", "!fault", "!poison")
 LONGEST_MOOD = max(map(len, MOODS))
 PAGES = 1000
 """Of each model's KV cache."""
@@ -199,8 +199,6 @@ def next_delta(answer: Answer) -> ChatDelta | None:
         answer.fatal = _take_dose() if answer.fatal is None else answer.fatal
         if answer.produced == answer.fatal:
             _end()
-    if mood == "!hang" and answer.produced == 2:
-        time.sleep(3600)
     if mood == "!slow":
         time.sleep(0.02)
     if mood == "!silent":
