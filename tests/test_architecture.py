@@ -32,7 +32,7 @@ LINES = {
     "models/voxcpm2": 2_936,
     "training": 8_491,
     "benchmarks": 8_913,
-    "tests": 48_438,
+    "tests": 47_421,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 45_000
