@@ -1,4 +1,5 @@
-"""Requests to an engine and its answers; what happens when it crashes, hangs, is restarted or stops."""
+"""Requests to an engine and its answers, of one peer and of several; what happens when it crashes, is restarted or
+stops."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,18 @@ from models.interfaces.media import Prompt
 from service.api.engines.engine_client import EngineClient
 from service.api.engines.request_stream import EngineError, RequestStream, merge
 from service.link.config import EngineConfig, ModelConfig
-from service.link.engine_link import EngineLink, ProcessLink
-from service.link.messages import ChatDelta, ChatRequest, EncodeReference, PhaseTimes, StepCounts, TokenInfo
+from service.link.engine_link import AttachedLink, EngineLink, ProcessLink
+from service.link.messages import (
+    Abort,
+    ChatDelta,
+    ChatRequest,
+    Detach,
+    EncodeReference,
+    PhaseTimes,
+    StepCounts,
+    Stop,
+    TokenInfo,
+)
 from service.link.sampling import SamplingParams
 from service.metrics.metrics import Metrics
 from tests.support import fake_engine
@@ -27,15 +39,15 @@ FAKE = "tests.support.fake_engine:serve"
 CONFIG = EngineConfig((ModelConfig("tiny", "/nowhere"),))
 
 
-def _links(kind: str, config: EngineConfig = CONFIG) -> Callable[[], EngineLink]:
+def links(kind: str, config: EngineConfig = CONFIG) -> Callable[[], EngineLink]:
     if kind == "process":
         return lambda: ProcessLink(config, FAKE)
     return lambda: InlineLink(config, fake_engine.serve)
 
 
 @asynccontextmanager
-async def _running(kind: str, **settings: float) -> AsyncIterator[EngineClient]:
-    client = EngineClient(_links(kind), Metrics(), **settings)
+async def running_client(kind: str, **settings: float) -> AsyncIterator[EngineClient]:
+    client = EngineClient(links(kind), Metrics(), **settings)
     client.start()
     try:
         async with asyncio.timeout(GENEROUS):
@@ -45,15 +57,15 @@ async def _running(kind: str, **settings: float) -> AsyncIterator[EngineClient]:
         await client.stop()
 
 
-def _request(name: str, text: str, **sampling: int) -> ChatRequest:
+def request(name: str, text: str, **sampling: int) -> ChatRequest:
     ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
     prompt = Prompt(ids, np.arange(len(ids), dtype=np.int32)[None], len(ids))
     return ChatRequest(name, "tiny", prompt, SamplingParams(**{"max_tokens": 1000, **sampling}), time.monotonic())
 
 
-async def _answer(client: EngineClient, request: ChatRequest) -> tuple[str, str | None]:
+async def answer(client: EngineClient, asked: ChatRequest) -> tuple[str, str | None]:
     text, finish = b"", None
-    async with aclosing(client.submit(request)) as deltas:
+    async with aclosing(client.submit(asked)) as deltas:
         async for delta in deltas:
             text += bytes(delta.token_ids)
             finish = delta.finish_reason
@@ -62,11 +74,11 @@ async def _answer(client: EngineClient, request: ChatRequest) -> tuple[str, str 
 
 @pytest.mark.parametrize("kind", ["inline", "process"])
 async def test_many_requests_at_once(kind: str) -> None:
-    async with _running(kind) as client:
+    async with running_client(kind) as client:
         texts = [f"request number {n}" for n in range(12)]
-        answers = await asyncio.gather(*(_answer(client, _request(f"r{n}", text)) for n, text in enumerate(texts)))
+        answers = await asyncio.gather(*(answer(client, request(f"r{n}", text)) for n, text in enumerate(texts)))
         assert answers == [(text, "stop") for text in texts]
-        assert await _answer(client, _request("cut", "abcdef", max_tokens=3)) == ("abc", "length")
+        assert await answer(client, request("cut", "abcdef", max_tokens=3)) == ("abc", "length")
         async with aclosing(client.submit(EncodeReference("e", "tiny", np.zeros(10, np.float32), "left", 0.0))) as one:
             assert [delta.patches.shape async for delta in one] == [(3, 4, 2)]
         assert len(client.requests) == 0
@@ -75,8 +87,8 @@ async def test_many_requests_at_once(kind: str) -> None:
 
 
 async def test_closing_a_stream_aborts_the_work() -> None:
-    async with _running("inline") as client:
-        async with aclosing(client.submit(_request("r", "!endless", max_tokens=10**6))) as deltas:
+    async with running_client("inline") as client:
+        async with aclosing(client.submit(request("r", "!endless", max_tokens=10**6))) as deltas:
             await anext(deltas)
             assert len(client.requests) == 1
         assert len(client.requests) == 0
@@ -84,35 +96,17 @@ async def test_closing_a_stream_aborts_the_work() -> None:
 
 
 async def test_a_failed_request_raises_and_the_others_go_on() -> None:
-    async with _running("inline") as client:
-        other = asyncio.create_task(_answer(client, _request("other", "!slow but sure")))
+    async with running_client("inline") as client:
+        other = asyncio.create_task(answer(client, request("other", "!slow but sure")))
         with pytest.raises(EngineError) as failure:
-            await _answer(client, _request("bad", "!fail"))
+            await answer(client, request("bad", "!fail"))
         assert (failure.value.status, failure.value.code) == (500, "fake_failure")
         assert await other == ("!slow but sure", "stop")
 
 
-async def test_a_crash_fails_all_waiters_at_once_and_the_engine_comes_back() -> None:
-    async with _running("process") as client:
-        waiters = [asyncio.create_task(_answer(client, _request(f"r{n}", "!silent"))) for n in range(3)]
-        await until(lambda: len(client.requests) == 3, what="the waiters wait")
-        with pytest.raises(EngineError) as failure:
-            await _answer(client, _request("crash", "!crash please"))
-        assert failure.value.status == 503 and failure.value.retry_after
-        for waiter in waiters:
-            with pytest.raises(EngineError, match="engine stopped"):
-                await waiter
-        with pytest.raises(EngineError, match="not ready"):
-            client.submit(_request("early", "hello"))
-        async with asyncio.timeout(GENEROUS):
-            await client.wait_ready()
-        assert await _answer(client, _request("again", "hello")) == ("hello", "stop")
-        assert client.restarts == 1
-
-
 async def test_an_engine_that_cannot_start_is_not_tried_for_ever() -> None:
     config = EngineConfig((ModelConfig("tiny", "/broken"),))
-    client = EngineClient(_links("process", config), Metrics())
+    client = EngineClient(links("process", config), Metrics())
     client.start()
     with pytest.raises(EngineError, match="exit status 1"):
         await client.wait_ready()
@@ -122,23 +116,23 @@ async def test_an_engine_that_cannot_start_is_not_tried_for_ever() -> None:
 
 async def test_an_engine_that_was_ready_is_tried_again_whatever_ended_it() -> None:
     """Memory that a dead process still holds, a disk that is away for a moment: the next start may succeed."""
-    good, broken = _links("process"), _links("process", EngineConfig((ModelConfig("tiny", "/unfit"),)))
+    good, broken = links("process"), links("process", EngineConfig((ModelConfig("tiny", "/unfit"),)))
     lives = iter([good, broken, good])
     client = EngineClient(lambda: next(lives)(), Metrics())
     client.start()
     async with asyncio.timeout(2 * GENEROUS):
         await client.wait_ready()
         with pytest.raises(EngineError):
-            await _answer(client, _request("crash", "!crash please"))
+            await answer(client, request("crash", "!crash please"))
         await client.wait_ready()
     assert client.restarts == 2
-    assert await _answer(client, _request("again", "hello")) == ("hello", "stop")
+    assert await answer(client, request("again", "hello")) == ("hello", "stop")
     await client.stop()
 
 
 async def test_stop_leaves_no_process_and_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    async with _running("process") as client:
+    async with running_client("process") as client:
         (directory,) = tmp_path.iterdir()
         assert directory.stat().st_mode & 0o777 == 0o700
         link = client._link
@@ -158,15 +152,121 @@ def test_chat_deltas_merge_into_one() -> None:
 
 
 async def test_what_waits_for_a_slow_reader_comes_together() -> None:
-    stream = RequestStream[ChatDelta](_request("r", "x"), lambda request_id: None)
+    stream = RequestStream[ChatDelta](request("r", "x"), lambda request_id: None)
     for token in (1, 2, 3):
         stream.deliver(ChatDelta("r", (token,)), last=token == 3)
     assert [delta.token_ids async for delta in stream] == [(1, 2, 3)]
 
 
 async def test_what_the_engine_turns_away_is_counted() -> None:
-    async with _running("inline") as client:
+    async with running_client("inline") as client:
         with pytest.raises(EngineError):
-            await _answer(client, _request("full", "!full"))
+            await answer(client, request("full", "!full"))
         line = 'reprise_admission_rejections_total{endpoint="chat",reason="queue_full"} 1.0'
         assert line in client.metrics.exposition().decode()
+
+
+# Several peers of one engine: each hears of its own requests, and none of them ends another's.
+
+STEPS = 'reprise_steps_total{kind="decode",model="tiny",reason="captured",route="replay"}'
+
+
+@dataclass
+class Matrix:
+    """Two clients of one engine, as two API processes have them, and the client that supervises it."""
+
+    supervisor: EngineClient
+    clients: list[EngineClient]
+
+    async def wait_ready(self) -> None:
+        async with asyncio.timeout(GENEROUS):
+            for client in (self.supervisor, *self.clients):
+                await client.wait_ready()
+
+
+@asynccontextmanager
+async def matrix() -> AsyncIterator[Matrix]:
+    clients = {peer: EngineClient(None, Metrics({"tiny": "chat"})) for peer in ("api-1", "api-2")}
+    attaching = []
+
+    def announce(address: str | None) -> None:
+        for peer, client in clients.items():
+            link = None if address is None else AttachedLink(address, peer, pytest.fail)
+            attaching.append(asyncio.ensure_future(client.attach(link)))
+
+    supervisor = EngineClient(lambda: ProcessLink(CONFIG, FAKE, announce=announce), Metrics({"tiny": "chat"}))
+    made = Matrix(supervisor, [*clients.values()])
+    supervisor.start()
+    try:
+        await made.wait_ready()
+        yield made
+    finally:
+        for each in (*made.clients, supervisor):
+            await each.stop()
+
+
+def running(client: EngineClient) -> int:
+    assert client.state is not None
+    return client.state.models[0].running
+
+
+async def test_each_peer_gets_the_answers_to_its_own_requests() -> None:
+    async with matrix() as shared:
+        texts = [f"request number {number}" for number in range(12)]
+        clients = [shared.clients[number % 2] for number in range(12)]
+        answers = await asyncio.gather(
+            *(answer(client, request(text, text)) for client, text in zip(clients, texts, strict=True))
+        )
+        assert answers == [(text, "stop") for text in texts]
+        assert all(STEPS not in client.metrics.exposition().decode() for client in shared.clients)
+        assert STEPS in shared.supervisor.metrics.exposition().decode()
+
+
+async def test_the_requests_of_a_peer_that_is_gone_are_aborted_and_no_others() -> None:
+    async with matrix() as shared:
+        gone, stays = shared.clients
+        lost = [gone.submit(request(f"lost-{number}", "!endless")) for number in range(2)]
+        kept = stays.submit(request("kept", "!endless"))
+        await asyncio.gather(*(anext(stream) for stream in (*lost, kept)))
+        await until(lambda: running(shared.supervisor) == 3, what="all three run")
+        shared.supervisor.send(Detach("api-1"))
+        await until(lambda: running(shared.supervisor) == 1, what="one is left")
+        assert await anext(kept)
+        late = gone.submit(request("late", "late"))  # sent before the news of its end, and read behind it
+        assert await answer(stays, request("after", "after")) == ("after", "stop")
+        assert not late.ended
+        await kept.aclose()
+        await until(lambda: running(shared.supervisor) == 0, what="none is left")
+
+
+async def test_a_peer_ends_neither_the_engine_nor_the_requests_of_others() -> None:
+    async with matrix() as shared:
+        one, other = shared.clients
+        stream = one.submit(request("mine", "!endless"))
+        await anext(stream)
+        for command in (Abort("mine"), Stop(), Detach("api-1")):
+            other.send(command)
+        assert await answer(other, request("after", "after")) == ("after", "stop")
+        assert await anext(stream)
+        await other.stop()
+        assert await anext(stream) and shared.supervisor.ready
+        await stream.aclose()
+
+
+async def test_a_crash_is_noticed_by_all_and_all_come_back() -> None:
+    async with matrix() as shared:
+        waiting = [asyncio.create_task(answer(client, request(f"{client}", "!silent"))) for client in shared.clients]
+        await until(lambda: running(shared.supervisor) == 2, what="both run")
+        with pytest.raises(EngineError) as failure:
+            await answer(shared.clients[0], request("crash", "!crash please"))
+        assert failure.value.status == 503 and failure.value.retry_after
+        for waiter in waiting:
+            with pytest.raises(EngineError, match="engine stopped"):
+                await waiter
+        await until(lambda: all(client.phase == "down" or client.ready for client in shared.clients), what="noticed")
+        with pytest.raises(EngineError, match="not ready"):
+            shared.supervisor.submit(request("early", "hello"))
+        await shared.wait_ready()
+        for number, client in enumerate(shared.clients):
+            assert await answer(client, request(f"again-{number}", "hello")) == ("hello", "stop")
+        assert shared.supervisor.restarts == 1

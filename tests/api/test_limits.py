@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
-from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -15,20 +13,15 @@ import httpx
 import pytest
 
 from service.api.app import create_admission
-from service.link.config import EngineConfig
-from service.link.engine_link import EngineLink
-from service.link.messages import Outputs
 from service.media.fetch import FetchesBusy
 from service.metrics.metrics import Metrics
 from service.processes.listener import bind, url_of
 from service.settings.reading import SettingsError
 from service.settings.settings import Settings, load_settings
 from tests.media.samples import data_url, encoded, picture
-from tests.support import fake_engine
 from tests.support.fake_chat import fake_catalog
-from tests.support.inline_link import InlineLink
 from tests.support.servers import RunningServer, running_server
-from tests.support.waiting import GENEROUS, until, wait
+from tests.support.waiting import GENEROUS, until
 
 
 def body(text: str, **fields: Any) -> dict[str, Any]:
@@ -101,33 +94,6 @@ async def test_large_requests_wait_for_their_turn_and_small_ones_do_not() -> Non
         await asyncio.to_thread(server.wait_idle)
 
 
-@pytest.mark.slow
-async def test_at_three_times_capacity_all_who_come_back_when_told_are_served() -> None:
-    """Eight places for twelve clients with pictures and twelve without, each of which sends four requests and comes
-    back when Retry-After says so, as OpenAI's do. Pictures take no more than three quarters of the places."""
-    served, refused = Counter[str](), Counter[str]()
-
-    async def client(http: httpx.AsyncClient, kind: str, said: dict[str, Any]) -> None:
-        for _ in range(4):
-            while (answer := await http.post("/v1/chat/completions", json=said)).status_code == 503:
-                refused[kind] += 1
-                assert 1 <= float(answer.headers["retry-after"]) <= 60
-                await asyncio.sleep(0.02 * float(answer.headers["retry-after"]))
-            assert answer.status_code == 200, answer.text
-            served[kind] += 1
-            if not half and sum(served.values()) >= 48:
-                half.update(served)
-
-    half = Counter[str]()
-    with running_server(max_in_flight=8, **SMALL_LIMITS) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
-            kinds = {"picture": picture_body(400, "hello"), "text": body("hello")}
-            await asyncio.gather(*(client(http, kind, said) for kind, said in kinds.items() for _ in range(12)))
-        await asyncio.to_thread(server.wait_idle)
-    assert served == {"picture": 48, "text": 48}
-    assert min(half["picture"], half["text"]) >= 12, f"a quarter of the first half each: {half}, refused: {refused}"
-
-
 @pytest.mark.parametrize(
     ("limits", "names"),
     [
@@ -185,33 +151,6 @@ def test_a_request_whose_url_gets_no_turn_can_be_sent_again(monkeypatch: pytest.
         server.wait_idle()
 
 
-def test_health_tells_of_a_hung_engine() -> None:
-    """An engine that sends nothing is not alive, even while nobody has been able to replace it."""
-
-    hang, over = threading.Event(), threading.Event()
-
-    def hangs(config: EngineConfig, channel: Any) -> None:
-        while not hang.wait(0.02):
-            channel.send(Outputs(state=fake_engine.state_of(config, "ready", 0)))
-        over.wait()
-
-    def make_link(config: EngineConfig) -> EngineLink:
-        return InlineLink(config, hangs)
-
-    def health() -> httpx.Response:
-        return httpx.get(f"{server.url}/health")
-
-    with running_server(make_link=make_link, hang_timeout=0.4) as server:
-        try:
-            wait(lambda: health().status_code == 200, what="the engine is alive")
-            hang.set()
-            wait(lambda: health().status_code == 503, what="health tells of the hung engine")
-            assert health().json()["status"] == "engine_down" and health().headers["retry-after"]
-        finally:
-            hang.set()
-            over.set()
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
     with running_server(cors_origin=("https://app.example",)) as server:
@@ -235,17 +174,8 @@ def test_pages_of_other_origins_make_nothing_happen(server: RunningServer, origi
         headers["origin"] = server.url if origin == "same" else origin
     response = httpx.post(f"{server.url}/v1/chat/completions", content=json.dumps(body("hello")), headers=headers)
     assert response.status_code == status
+    assert status == 200 or "cors_origin" in response.json()["error"]["message"]
     assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
-
-
-@pytest.mark.parametrize("length", [4096, 16 * 4096 + 1])
-def test_clients_can_tell_that_the_context_is_too_short(server: RunningServer, length: int) -> None:
-    """Those that shorten a conversation look for words in the message: LangChain for the first of these, many for the
-    last."""
-    refused = httpx.post(f"{server.url}/v1/chat/completions", json=body("x" * length))
-    error = refused.json()["error"]
-    assert (refused.status_code, error["code"]) == (400, "context_length_exceeded")
-    assert "prompt is too long: this model's maximum context length is 4096 tokens" in error["message"]
 
 
 def test_pages_that_may_call_can_read_refusals(server: RunningServer) -> None:

@@ -19,7 +19,6 @@ from service.hub.catalog import Catalog
 from service.link.config import Channel, EngineConfig
 from tests.support import fake_engine
 from tests.support.fake_chat import FakeProcessor, fake_catalog
-from tests.support.inline_link import InlineLink
 from tests.support.processes import ROOT
 from tests.support.servers import running_server
 
@@ -45,7 +44,7 @@ def test_tokenizers_are_read_while_the_engine_loads() -> None:
         assert reading.wait(TIMEOUT), "no tokenizer is read while the engine loads"
         fake_engine.serve(config, channel)
 
-    with running_server(with_load(load), lambda config: InlineLink(config, engine)) as server:
+    with running_server(with_load(load), engine=engine) as server:
         assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == "tiny"
 
 

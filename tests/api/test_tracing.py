@@ -23,8 +23,8 @@ from websockets.sync.client import connect
 
 from service.api.tracing import Tracing, tracing_from
 from tests.media.samples import encoded, picture
-from tests.support.fake_talker import FakeTalker, talking_catalog
-from tests.support.inline_link import InlineLink
+from tests.support.fake_engine import FakeEngine
+from tests.support.fake_talker import talking_catalog
 from tests.support.processes import served
 from tests.support.servers import RunningServer, running_server
 from tests.support.victims import SMALL
@@ -47,7 +47,7 @@ class Traced:
         self._exporter.clear()
         return httpx.post(self.server.url + path, json=body, headers=headers, timeout=GENEROUS)
 
-    def chat(self, text: str = "hello", /, *, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+    def chat(self, text: Any = "hello", /, *, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
         body = {"model": "tiny", "messages": [{"role": "user", "content": text}], **fields}
         return self.post("/v1/chat/completions", body, **(headers or {}))
 
@@ -67,10 +67,8 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     voices = str(tmp_path_factory.mktemp("voices"))
     catalog, flags = talking_catalog(), {"voices_dir": voices, "fixed_voices": "off"}
-    talker = FakeTalker()
-    with running_server(
-        catalog, lambda config: InlineLink(config, talker.serve), tracing=Tracing(provider), **flags
-    ) as server:
+    talker = FakeEngine()
+    with running_server(catalog, engine=talker.serve, tracing=Tracing(provider), **flags) as server:
         yield Traced(server, exporter)
 
 
@@ -94,26 +92,21 @@ def assert_whole(spans: list[ReadableSpan]) -> None:
 
 
 def test_a_chat_is_a_span_with_its_phases(traced: Traced) -> None:
-    assert traced.chat("hello", stream=True).status_code == 200
+    """In the trace of its client."""
+    url = "data:image/png;base64," + base64.b64encode(encoded(picture(16, 16), "PNG")).decode()
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "hello"}]
+    assert traced.chat(content, headers=SAMPLED, stream=True).status_code == 200
     spans = traced.spans()
-    assert names(spans) == ["POST /v1/chat/completions", "queue", "prefill", "decode"]
+    assert names(spans) == ["POST /v1/chat/completions", "media", "queue", "prefill", "decode"]
     assert_whole(spans)
-    request, queue, prefill, decode = spans
+    request, media, queue, prefill, decode = spans
+    assert request.context is not None and f"{request.context.trace_id:032x}" == TRACE
+    assert request.parent is not None and f"{request.parent.span_id:016x}" == PARENT
+    assert media.attributes is not None and media.attributes["reprise.kind"] == "image"
     assert request.attributes is not None and request.attributes["gen_ai.request.model"] == "tiny"
     assert request.attributes["http.response.status_code"] == 200 and request.attributes["reprise.outcome"] == "ok"
     assert (queue.end_time, prefill.end_time) == (prefill.start_time, decode.start_time)
-    assert decode.attributes is not None and decode.attributes["reprise.steps"] == 6
-
-
-def test_decoding_media_is_a_phase(traced: Traced) -> None:
-    url = "data:image/png;base64," + base64.b64encode(encoded(picture(16, 16), "PNG")).decode()
-    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "x"}]
-    body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
-    assert traced.post("/v1/chat/completions", body).status_code == 200
-    spans = traced.spans()
-    assert names(spans)[:2] == ["POST /v1/chat/completions", "media"]
-    assert spans[1].attributes is not None and spans[1].attributes["reprise.kind"] == "image"
-    assert_whole(spans)
+    assert decode.attributes is not None and decode.attributes["reprise.steps"] == 10
 
 
 def test_speech_is_traced_to_its_first_audio(traced: Traced) -> None:
@@ -138,18 +131,11 @@ def test_a_websocket_is_a_span_with_the_phases_of_each_utterance(traced: Traced)
     assert_whole(spans)
 
 
-def test_the_trace_of_the_client_goes_on(traced: Traced) -> None:
-    assert traced.chat(headers=SAMPLED).status_code == 200
-    request = traced.spans()[0]
-    assert request.context is not None and f"{request.context.trace_id:032x}" == TRACE
-    assert request.parent is not None and f"{request.parent.span_id:016x}" == PARENT
-
-
 @pytest.mark.parametrize(
     ("path", "body", "where"),
     [
-        ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "!fail"}]}, "decode"),
-        ("/v1/audio/speech", {"model": "talker", "input": "!mute", "stream": False}, "queue"),
+        ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "!fail"}]}, "queue"),
+        ("/v1/audio/speech", {"input": "One. !mute", "stream": False, "split_granularity": "sentence"}, "decode"),
     ],
 )
 def test_a_request_that_fails_says_where(traced: Traced, path: str, body: dict[str, Any], where: str) -> None:

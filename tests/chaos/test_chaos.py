@@ -8,29 +8,30 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from benchmarks.churn import churn
 from benchmarks.servers.footprint import children, engine_pid, inspect
 from service.hub import EMBEDDED
 from tests.support import miniature
+from tests.support.api_processes import api_pids, only
 from tests.support.processes import ServerProcess, served, stand_still
 from tests.support.victims import (
+    REQUEST_SECONDS,
     SMALL,
     TEXT,
     Listener,
     Patient,
     SocketListener,
     chat,
-    doomed_clients,
     endless,
     long_speech,
+    raw_request,
     small_and_endless,
     speech,
     video_part,
@@ -87,15 +88,19 @@ def no_engine_starts(patient: Patient) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def test_clients_killed_in_mid_stream(patient: Patient) -> None:
+def test_clients_vanish_in_mid_stream(patient: Patient) -> None:
+    """As those that are killed: their ends of the connections are closed with bytes that nobody reads."""
     requests = [
         ("/v1/chat/completions", endless()),
         ("/v1/chat/completions", endless(n=2, logprobs=True, top_logprobs=5)),
         ("/v1/audio/speech", long_speech()),
         ("/v1/audio/speech", long_speech(stream_format="sse", response_format="opus")),
     ]
-    with patient.survivors(), doomed_clients(patient, requests):
-        pass
+    with patient.survivors(), contextlib.ExitStack() as clients:
+        for path, body in requests:
+            client = clients.enter_context(socket.create_connection(patient.address, REQUEST_SECONDS))
+            client.sendall(raw_request(path, body))
+            assert client.recv(1000)
     patient.assert_well()
 
 
@@ -141,29 +146,6 @@ def test_the_engine_hangs(patient: Patient) -> None:
     patient.assert_well()
 
 
-def test_decoders_are_killed(patient: Patient) -> None:
-    """A video whose decoder dies is refused or decoded by another; the next one is answered."""
-    outcomes: list[httpx.Response] = []
-    body = chat("Watch.", video_part(frames=60))
-    thread = threading.Thread(
-        target=lambda: outcomes.extend(patient.post("/v1/chat/completions", body) for _ in range(4))
-    )
-    thread.start()
-    kills = 0
-    while thread.is_alive():
-        for child in children(patient.pid):
-            process = inspect(child)
-            if process is not None and process.role == "decoder" and kills < 3:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
-                    kills += 1
-        time.sleep(0.05)
-    assert kills and len(outcomes) == 4
-    assert {response.status_code for response in outcomes} <= {200, 400}
-    assert patient.post("/v1/chat/completions", body).status_code == 200
-    patient.assert_well()
-
-
 REQUESTS = 320
 """Twenty of each kind, as many before as during the round that is judged. `python -m benchmarks.churn` sends more."""
 CLIENTS = 8
@@ -177,6 +159,8 @@ def test_requests_leave_nothing_behind() -> None:
 
 
 IN_PROGRESS = "reprise_http_requests_in_progress"
+processes = pytest.mark.parametrize("processes", [1, 2])
+"""Of the API."""
 
 
 def warm(server: ServerProcess, temporary: Path) -> Patient:
@@ -186,36 +170,50 @@ def warm(server: ServerProcess, temporary: Path) -> Patient:
     return patient
 
 
-def assert_gone(family: list[int]) -> None:
+def assert_gone(family: list[int], temporary: Path) -> None:
     wait(lambda: not any(Path(f"/proc/{child}").exists() for child in family), what="no child outlives the server")
+    assert not list(temporary.glob("reprise-*"))
 
 
-def test_what_was_asked_before_a_drain_is_answered(tmp_path: Path) -> None:
+def each_process(patient: Patient) -> Iterator[None]:
+    """One API process after another, while it alone accepts connections."""
+    for pid in api_pids(patient.pid) or [patient.pid]:
+        with only(pid, patient.pid):
+            yield
+
+
+@processes
+def test_what_was_asked_before_a_drain_is_answered(tmp_path: Path, processes: int) -> None:
     """Also by a signal to all processes, as systemd sends it. The engine stands still until the drain has begun:
     nothing asked before ends before, however fast the machine."""
     drain = ("--drain-delay", "1", "--drain-timeout", "120", "--hang-timeout", "600")
-    with served(*SMALL, *drain, TMPDIR=str(tmp_path)) as server:
+    with served(*SMALL, *drain, "--api-processes", str(processes), TMPDIR=str(tmp_path)) as server:
         patient = warm(server, tmp_path)
         engine = engine_pid(patient.pid)
         stand_still(engine)
-        asked = [
-            Listener(patient, "/v1/chat/completions", chat(tokens=80, stream=True)),
-            Listener(patient, "/v1/chat/completions", chat(tokens=80)),
-            Listener(patient, "/v1/audio/speech", speech()),
-        ]
-        talk = SocketListener(patient, TEXT, max_len=12)
-        wait(lambda: patient.metric(IN_PROGRESS) >= 5, what="four requests and the look at them are in progress")
-        for process in (*children(patient.pid), patient.pid):
+        family = children(patient.pid)
+        asked, talks = list[Listener](), list[SocketListener]()
+        for number, _ in enumerate(each_process(patient), 1):
+            asked += [
+                Listener(patient, "/v1/chat/completions", chat(tokens=80, stream=True)),
+                Listener(patient, "/v1/chat/completions", chat(tokens=80)),
+                Listener(patient, "/v1/audio/speech", speech()),
+            ]
+            talks.append(SocketListener(patient, TEXT, max_len=12))
+            wait(lambda number=number: patient.metric(IN_PROGRESS) > 4 * number, what="four each, and the look at them")
+        for process in (*family, patient.pid):
             os.kill(process, signal.SIGTERM)
-        wait(lambda: "draining 4 requests" in "".join(server.log), what="the log tells of the drain")
+        wait(lambda: "".join(server.log).count("draining 4 requests") == processes, what="the log tells of the drain")
         os.kill(engine, signal.SIGCONT)
         assert server.process.wait(3 * GENEROUS) == 0
-        for thread in (*asked, talk):
+        for thread in (*asked, *talks):
             thread.join(GENEROUS)
             assert not thread.is_alive()
-        assert [listener.status for listener in asked] == [200] * 3 and not any(listener.cut for listener in asked)
+        assert {listener.status for listener in asked} == {200} and not any(listener.cut for listener in asked)
         assert b"[DONE]" in asked[0].data and asked[2].data
-        assert talk.types()[-1] == "session.done" and talk.num_bytes and talk.code == 1001
+        for talk in talks:
+            assert talk.types()[-1] == "session.done" and talk.num_bytes and talk.code == 1001
+        assert_gone(family, tmp_path)
 
 
 def test_a_drain_of_what_does_not_end(tmp_path: Path) -> None:
@@ -245,39 +243,43 @@ def test_a_drain_of_what_does_not_end(tmp_path: Path) -> None:
         assert [listener.told for listener in endless_ones] == ["engine_unavailable"] * 2
         assert plain.cut
         assert endless_talk.types()[-1] == "error"
-        assert not any(Path(f"/proc/{child}").exists() for child in family)
-        assert not list(temporary.glob("reprise-*"))
+        assert_gone(family, temporary)
 
 
-def test_the_second_signal_ends_at_once(tmp_path: Path) -> None:
+@processes
+def test_the_second_signal_ends_at_once(tmp_path: Path, processes: int) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     models = small_and_endless(tmp_path)
-    with served(*models, "--drain-delay", "0", "--drain-timeout", "3600", TMPDIR=str(temporary)) as server:
+    drain = ("--drain-delay", "0", "--drain-timeout", "3600", "--hang-timeout", "600")
+    with served(*models, *drain, "--api-processes", str(processes), TMPDIR=str(temporary)) as server:
         patient = warm(server, temporary)
         family = children(patient.pid)
-        stream = Listener(patient, "/v1/chat/completions", endless())
-        assert stream.begun.wait(GENEROUS)
+        streams = []
+        for _ in each_process(patient):
+            streams.append(Listener(patient, "/v1/chat/completions", endless()))
+            assert streams[-1].begun.wait(GENEROUS)
         server.process.send_signal(signal.SIGTERM)
-        wait(lambda: "draining" in "".join(server.log), what="the first signal is told in the log")
-        assert server.process.poll() is None and stream.is_alive()
+        wait(lambda: "".join(server.log).count("draining") == processes, what="the first signal is told in the log")
+        assert server.process.poll() is None and all(stream.is_alive() for stream in streams)
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(GENEROUS)
-        stream.join(GENEROUS)
-        assert not stream.is_alive()
-        assert_gone(family)
-        assert not list(temporary.glob("reprise-*"))
+        for stream in streams:
+            stream.join(GENEROUS)
+            assert not stream.is_alive()
+        assert_gone(family, temporary)
         server.stop()  # until its log has been read
         assert not [line for line in server.log if "Traceback" in line]
 
 
-def test_a_server_killed_outright_leaves_no_process(tmp_path: Path) -> None:
-    """kill -9 of the API process: engine and decoders notice and end, and nothing is left in the file system."""
-    with served(*SMALL, TMPDIR=str(tmp_path)) as server:
-        patient = Patient(server, tmp_path).examine()
+@processes
+def test_a_server_killed_outright_leaves_no_process(tmp_path: Path, processes: int) -> None:
+    """kill -9 of the first process: engine and decoders notice and end, and nothing is left in the file system."""
+    with served(*SMALL, "--api-processes", str(processes), TMPDIR=str(tmp_path)) as server:
+        patient = warm(server, tmp_path)
+        patient.post("/v1/chat/completions", chat("And?", video_part()))
         family = children(patient.pid)
-        assert len(family) >= 2
+        assert len(family) >= 1 + processes
         server.process.kill()
         server.process.wait(GENEROUS)
-        assert_gone(family)
-        assert not list(tmp_path.glob("reprise-*"))
+        assert_gone(family, tmp_path)

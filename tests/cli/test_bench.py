@@ -22,7 +22,7 @@ from service.api.speech.schema import SpeechRequestBody
 from service.cli.bench import report as bench_report
 from service.cli.bench import run as bench_run
 from service.cli.bench.report import page_of
-from service.cli.bench.run import Clients, summary
+from service.cli.bench.run import Clients
 from service.cli.bench.traffic import WORDS, ChatLoad, Connection, Record, SpeechLoad, converse, payload, questions
 from service.cli.main import app
 from tests.support.processes import ROOT, ServerProcess
@@ -137,18 +137,6 @@ def test_each_turn_has_all_that_was_said_before(embedded_server: ServerProcess, 
     assert max(prompts[1]) < min(prompts[2]) and max(prompts[2]) < min(prompts[3])
     later = [record for record in result["records"] if record["turn"] > 1]
     assert all(record["cached_tokens"] > 0 and record["delay"] == 0 for record in later)
-
-
-@pytest.mark.slow
-def test_speech_in_an_open_loop(embedded_server: ServerProcess, tmp_path: Path) -> None:
-    file = tmp_path / "speech.json"
-    small = ["--rate", "4", "--seconds", "0.64", "--steps", "4", "--words", "3"]
-    done = invoke("speech", "--url", embedded_server.url, *SMALL, *small, "--json", str(file))
-    assert done.exit_code == 0, done.output
-    assert "time to first audio (ms)" in done.output and "underruns" in done.output
-    result = json.loads(file.read_text())
-    assert result["succeeded"] == 4 and result["delay"]["max"] >= 0
-    assert [record["audio"] for record in result["records"]] == pytest.approx([0.64] * 4)
 
 
 @pytest.mark.parametrize(
@@ -273,11 +261,3 @@ def test_an_answer_that_breaks_off_is_a_failure(said: bytes) -> None:
     whole = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
     replies = [whole, said, whole]
     assert [record.error for record in asyncio.run(records())] == ["", "failed", ""]
-
-
-def test_a_summary_tells_why_requests_failed() -> None:
-    load = SpeechLoad(url="http://127.0.0.1:1", model="tts", requests=4, seed=1)
-    failed = [Record(0.0, 0, error="failed", message="cut off") for _ in range(2)]
-    found = summary(load, [*failed, Record(0.0, 503, error="refused", message="full"), Record(0.0, 200, duration=1.0)])
-    assert found["failures"] == {"cut off": 2} and (found["failed"], found["refused"]) == (2, 1)
-    assert "failures" not in summary(load, [Record(0.0, 200, duration=1.0)])

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import soundfile
 
-from service.hub.catalog import Catalog
+from service.hub.catalog import OPENAI_PCM_RATE, Catalog
+from tests.support.fake_engine import FakeEngine
 from tests.support.fake_hearing import hearing_catalog
-from tests.support.fake_talker import FakeTalker, talking_catalog
-from tests.support.inline_link import InlineLink
+from tests.support.fake_talker import talking_catalog
 from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
 
@@ -20,9 +20,10 @@ from tests.support.servers import RunningServer, running_server
 @pytest.fixture(scope="module")
 def hearing_server() -> Iterator[RunningServer]:
     """Fakes that hear, chat and speak. A transcript says how long the audio is, an answer what the transcript says."""
-    talker = FakeTalker()
+    talker = FakeEngine()
     catalog = Catalog([*hearing_catalog().models, *talking_catalog().of_kind("speech")])
-    with running_server(catalog, lambda config: InlineLink(config, talker.serve), fixed_voices="off") as server:
+    with running_server(catalog, engine=talker.serve, fixed_voices="off") as server:
+        server.context.pcm_rate = OPENAI_PCM_RATE
         yield server
 
 

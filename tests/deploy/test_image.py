@@ -11,19 +11,17 @@ import os
 import shutil
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks.servers.process import reserved_port
 from deploy.install.lock import TORCH_LOCK, read
-from tests.support.processes import START_SECONDS
-from tests.support.waiting import wait
+from tests.support.processes import ServerProcess
+from tests.support.waiting import GENEROUS
 
 ROOT = Path(__file__).parents[2]
 SUITE = "bookworm"
@@ -112,46 +110,15 @@ def test_the_image_holds_what_is_locked(buildah: list[str], container: str) -> N
     assert installed.keys() >= {"torch", "fastapi", "reprise-server"} and not {"hatchling", "pytest"} & installed.keys()
 
 
-@pytest.fixture
-def port() -> Iterator[int]:
-    with reserved_port() as found:
-        yield found
-
-
-def test_the_image_serves_as_an_ordinary_user(buildah: list[str], container: str, port: int, tmp_path: Path) -> None:
-    environment = [f"--env=REPRISE_PORT={port}", "--env=PATH=/opt/reprise/bin:/usr/bin:/bin"]
+def test_the_image_serves_as_an_ordinary_user(buildah: list[str], container: str) -> None:
+    environment = ["--env=REPRISE_PORT=0", "--env=REPRISE_LOG_FORMAT=json", "--env=PATH=/opt/reprise/bin:/usr/bin:/bin"]
     command = [*buildah, "run", *environment, "--user=10001:10001", container, "--", "reprise", "serve"]
-    log = tmp_path / "log"
-    with log.open("w") as output:  # not a pipe, which fills up unread
-        server = subprocess.Popen(command, stdout=output, stderr=output)
+    server = ServerProcess(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
     try:
-        _wait_until_ready(server, port, log)
-        body = {"model": "reprise-demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-        models = json.loads(_get(f"http://127.0.0.1:{port}/v1/models"))["data"]
-        body["model"] = models[0]["id"]
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/chat/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        answer = json.loads(urllib.request.urlopen(request, timeout=600).read())
-        assert answer["usage"]["completion_tokens"] >= 1
+        server.wait_ready()
+        model = httpx.get(f"{server.url}/v1/models", timeout=GENEROUS).json()["data"][0]["id"]
+        body = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=600)
+        assert answer.json()["usage"]["completion_tokens"] >= 1
     finally:
-        server.terminate()
-        server.wait(timeout=600)
-
-
-def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    def ready() -> bool:
-        assert server.poll() is None, log.read_text()
-        try:
-            _get(f"http://127.0.0.1:{port}/ready")
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            return False
-        return True
-
-    wait(ready, START_SECONDS, "the image is ready")
-
-
-def _get(url: str) -> bytes:
-    return urllib.request.urlopen(url, timeout=60).read()
+        server.stop(seconds=600)

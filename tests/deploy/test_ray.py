@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import tempfile
 import threading
 import time
@@ -17,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.servers.footprint import children, inspect
+from benchmarks.servers.footprint import children
 from tests.support.endless import ENDLESS_TOKENS, endless_checkpoint
 from tests.support.miniature import talker
-from tests.support.processes import ROOT, stand_still
+from tests.support.processes import ROOT
 from tests.support.ray_serve import ENVIRONMENT as RAY_ENVIRONMENT
 from tests.support.ray_serve import ray_serve
 from tests.support.sse import sse_events
@@ -30,8 +29,8 @@ from tests.support.waiting import GENEROUS, wait
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore:::ray")]
 
 ENVIRONMENT = {**RAY_ENVIRONMENT, "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1", "HF_HUB_OFFLINE": "1"}
+RUNNING = "reprise_requests_running"
 SCALED = {"min_replicas": 1, "max_replicas": 2, "work_per_replica": 3, "upscale_delay": 0, "downscale_delay": 3}
-RUNNING, IN_PROGRESS = "reprise_requests_running", 'reprise_http_requests_in_progress{endpoint="chat"'
 IDLE = 1008
 DRAIN_SECONDS = 120
 """Of a replica. Ray may count a request on that was cancelled, and then waits for so long."""
@@ -175,51 +174,6 @@ def test_work_ends_when_its_client_leaves(cluster: Cluster) -> None:
         ):
             next(response.iter_bytes())
         cluster.wait_idle()
-
-
-def test_a_request_of_a_killed_replica_is_answered_by_another(cluster: Cluster) -> None:
-    """It had not received a byte: the engines stand still. Ray then starts the replica anew."""
-    usual = cluster.ask().json()
-    replicas = {address: listening(address) for address in cluster.replicas()}
-    engines = [pid for pid in children(os.getpid()) if (process := inspect(pid)) and process.role == "engine"]
-    assert len(engines) >= len(replicas) == 2
-    answers: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: answers.append(cluster.ask()))
-    try:
-        for pid in engines:
-            stand_still(pid)
-        asking.start()
-        wait(lambda: any(cluster.metric(IN_PROGRESS).values()), GENEROUS, "a replica has the request")
-        (address,) = (address for address, requests in cluster.metric(IN_PROGRESS).items() if requests)
-        os.kill(replicas[address], signal.SIGKILL)
-    finally:
-        for pid in engines:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-    asking.join(4 * GENEROUS)
-    (answer,) = answers
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["choices"][0]["message"] == usual["choices"][0]["message"]
-
-    def replaced() -> bool:
-        now = cluster.replicas()
-        return len(now) == len(replicas) and address not in now
-
-    wait(replaced, 4 * GENEROUS, "the replica is started anew")
-
-
-def listening(address: str) -> int:
-    """The process that listens at a loopback address."""
-    port = int(address.rpartition(":")[2])
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    (inode,) = (row[9] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A")
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it may end at any time
-            for descriptor in os.listdir(process / "fd"):
-                with contextlib.suppress(OSError):
-                    if os.readlink(process / "fd" / descriptor) == f"socket:[{inode}]":
-                        return int(process.name)
-    raise LookupError(f"nobody listens at {address}")
 
 
 @pytest.fixture(scope="module")

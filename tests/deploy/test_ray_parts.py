@@ -159,43 +159,37 @@ async def test_a_request_that_got_no_byte_is_tried_on_another_replica(lost: byte
         assert [head.split()[:2] for head in heads] == [[method.encode(), path.encode()]] * 2
 
 
-async def test_what_changes_a_replica_is_sent_once() -> None:
-    async with front(b"", WHOLE) as (client, heads):
-        answer = await client.post("/v1/audio/voices", content=b"a clip")
-        assert answer.status_code == 503 and len(heads) == 1
+FULL, LEAVING = refused("overloaded"), refused("shutting_down")
+CHAT, UPLOAD = "/v1/chat/completions", "/v1/audio/voices"
 
 
-@pytest.mark.parametrize("code", ["overloaded", "shutting_down"])
-async def test_what_a_replica_cannot_take_is_offered_to_others(code: str) -> None:
-    async with front(refused(code), refused(code), WHOLE) as (client, heads):
-        answer = await client.post("/v1/chat/completions", json=chat())
-        assert (answer.status_code, answer.text, len(heads)) == (200, "good", 3)
-
-
-@pytest.mark.parametrize(("replicas", "asked"), [(1, 1), (2, 2), (4, 3)])
-async def test_a_refusal_of_all_is_passed_on(replicas: int, asked: int) -> None:
-    async with front(*[refused("overloaded")] * replicas) as (client, heads):
-        answer = await client.post("/v1/chat/completions", json=chat())
-        assert answer.status_code == 503 and answer.headers["retry-after"]
-        assert answer.json()["error"]["code"] == "overloaded" and len(heads) == asked
-
-
-@pytest.mark.parametrize("lost", [b"", ENGINE_GONE])
-async def test_a_request_that_ends_what_answers_it_ends_no_third(lost: bytes) -> None:
-    async with front(lost, lost, WHOLE) as (client, heads):
-        answer = await client.post("/v1/chat/completions", json=chat())
-        assert answer.status_code == 503 and answer.headers["retry-after"]
-        assert answer.json()["error"]["code"] == "engine_unavailable"
-        assert len(heads) == 2
-
-
-async def test_a_request_that_was_never_delivered_is_offered_to_a_third() -> None:
-    async with front(None, None, WHOLE) as (client, heads):
-        assert (await client.post("/v1/chat/completions", json=chat())).text == "good" and len(heads) == 1
-    async with front(None, None, None, WHOLE) as (client, heads):
-        assert (await client.post("/v1/chat/completions", json=chat())).status_code == 503 and not heads
-    async with front(None, WHOLE) as (client, heads):
-        assert (await client.post("/v1/audio/voices", content=b"a clip")).status_code == 503 and not heads
+@pytest.mark.parametrize(
+    ("replicas", "path", "code", "asked"),
+    [
+        ([b"", WHOLE], UPLOAD, "engine_unavailable", 1),  # what changes a replica is sent once
+        ([FULL, FULL, WHOLE], CHAT, None, 3),
+        ([LEAVING, LEAVING, WHOLE], CHAT, None, 3),
+        ([FULL], CHAT, "overloaded", 1),
+        ([FULL] * 2, CHAT, "overloaded", 2),
+        ([FULL] * 4, CHAT, "overloaded", 3),
+        ([b"", b"", WHOLE], CHAT, "engine_unavailable", 2),  # what ends a replica ends no third
+        ([ENGINE_GONE, ENGINE_GONE, WHOLE], CHAT, "engine_unavailable", 2),
+        ([None, None, WHOLE], CHAT, None, 1),  # it was never delivered
+        ([None, None, None, WHOLE], CHAT, "engine_unavailable", 0),
+        ([None, WHOLE], UPLOAD, "engine_unavailable", 0),
+    ],
+)
+async def test_how_often_a_request_is_offered(
+    replicas: list[bytes | None], path: str, code: str | None, asked: int
+) -> None:
+    async with front(*replicas) as (client, heads):
+        answer = await client.post(path, json=chat())
+        assert len(heads) == asked
+        if code is None:
+            assert (answer.status_code, answer.text) == (200, "good")
+        else:
+            assert answer.status_code == 503 and answer.headers["retry-after"]
+            assert answer.json()["error"]["code"] == code
 
 
 async def test_without_a_replica_requests_are_refused_in_time() -> None:

@@ -18,8 +18,8 @@ from service.hub import Checkpoint
 from service.hub.catalog import Catalog, HostedModel
 from tests.media.samples import encoded, picture, video
 from tests.page.browser import Page, script
-from tests.support.fake_talker import FakeTalker, talking_catalog
-from tests.support.inline_link import InlineLink
+from tests.support.fake_engine import FakeEngine
+from tests.support.fake_talker import talking_catalog
 from tests.support.processes import ROOT, ServerProcess, served
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
@@ -103,21 +103,21 @@ def test_an_answer_is_spoken_while_it_is_written_and_read_again(page: Page, embe
 
 
 @pytest.fixture
-def talker() -> FakeTalker:
-    return FakeTalker()
+def talker() -> FakeEngine:
+    return FakeEngine()
 
 
 @contextmanager
-def talking_server(talker: FakeTalker, chats: Sequence[str] = ()) -> Iterator[RunningServer]:
+def talking_server(talker: FakeEngine, chats: Sequence[str] = ()) -> Iterator[RunningServer]:
     """A server that answers with the question and says 0.1 s for each segment. chats: further models that answer."""
     hosted = talking_catalog().models
     more = [HostedModel((name,), "chat", Checkpoint(name, Path("/", name)), hosted[0].load, 1) for name in chats]
     catalog = Catalog([*hosted, *more])
-    with running_server(catalog, lambda config: InlineLink(config, talker.serve), fixed_voices="off") as server:
+    with running_server(catalog, engine=talker.serve, fixed_voices="off") as server:
         yield server
 
 
-def test_sound_begins_before_the_text_ends_and_both_are_stopped(page: Page, talker: FakeTalker) -> None:
+def test_sound_begins_before_the_text_ends_and_both_are_stopped(page: Page, talker: FakeEngine) -> None:
     with page.visiting(talking_server(talker)) as server:
         page.open(server.url)
         page.click("aloud")

@@ -18,9 +18,9 @@ from tests.media.samples import encoded, picture
 from tests.models.qwen3_asr.golden import DIRECTORY
 from tests.page.browser import Page, script
 from tests.page.test_browser import SENT, SHAPES, SILENCE, bring, heard
+from tests.support.fake_engine import ENDLESS, FakeEngine
 from tests.support.fake_hearing import FakeHearing, hearing_catalog
-from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog
-from tests.support.inline_link import InlineLink
+from tests.support.fake_talker import talking_catalog
 from tests.support.optional import needed
 from tests.support.processes import served
 from tests.support.servers import RunningServer, running_server
@@ -49,11 +49,11 @@ class Hearing(FakeHearing):
 def conversing_server(*names: str) -> Iterator[tuple[RunningServer, Hearing]]:
     """A server of these models: it hears how long it is spoken to, answers with the question, says 0.1 s of each
     segment. All requests need the key."""
-    hearing, talker = Hearing(), FakeTalker()
+    hearing, talker = Hearing(), FakeEngine()
     ears = replace(hearing_catalog().models[0], load=lambda: hearing)
     catalog = Catalog([model for model in [ears, *talking_catalog().models] if model.name in names])
     flags = {"fixed_voices": "off", "api_key": (KEY,)}
-    with running_server(catalog, lambda config: InlineLink(config, talker.serve), **flags) as server:
+    with running_server(catalog, engine=talker.serve, **flags) as server:
         yield server, hearing
 
 

@@ -1,7 +1,9 @@
-"""An engine without a model: it answers a chat request with the request's own prompt ids, one token a tick.
+"""An engine without a model: it answers a chat request with the request's own prompt ids, one token a tick, and says
+0.1 s for each segment of a speech request.
 
 Prompts that start with a word of MOODS misbehave as the word says; "!endless" ends at no length, "!fault" ends the
-process once, "!poison" each process that gets it. `serve` is an EngineEntry.
+process once, "!poison" each process that gets it. `serve` is an EngineEntry, as is `FakeEngine.serve`, which keeps what
+it was asked to speak.
 """
 
 from __future__ import annotations
@@ -25,21 +27,27 @@ from service.link.messages import (
     Failed,
     ModelState,
     Outputs,
+    Pause,
     PhaseTimes,
     ReferenceEncoded,
+    SpeechAppend,
     SpeechDelta,
     SpeechRequest,
+    SpeechSegment,
     StepCounts,
     Stop,
     TokenInfo,
 )
 
 TICK = 0.0005
-MOODS = ("!full", "!crash", "!hang", "!fail", "!slow", "!endless", "!silent", "!fault", "!poison")
+MOODS = ("!full", "!crash", "!fail", "!slow", "!endless", "!silent", "!fault", "!poison")
 LONGEST_MOOD = max(map(len, MOODS))
-SAMPLES_PER_TICK = 4800
 PAGES = 1000
 """Of each model's KV cache."""
+PATCH = 4800
+RATE = 48_000
+MUTE, ENDLESS, LONG = "!mute", "!drone", "!long"
+"""Words of a segment that fails, of one that goes on until it is aborted, and of one that the context cannot hold."""
 
 
 @dataclass
@@ -54,63 +62,126 @@ class Answer:
 @dataclass
 class Speech:
     request: SpeechRequest
-    patches: int = 0
+    segments: list[SpeechSegment]
+    open: bool
+    segment: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class FakeEngine:
+    """requests: every speech request. texts: of every segment, by request. chats, speeches: what is in progress."""
+
+    requests: list[SpeechRequest] = field(default_factory=list)
+    texts: dict[str, list[str]] = field(default_factory=dict)
+    chats: dict[str, Answer] = field(default_factory=dict)
+    speeches: dict[str, Speech] = field(default_factory=dict)
+    runaways: int = 0
+    """Number of coming segments that end at their cap."""
+
+    @property
+    def idle(self) -> bool:
+        return not self.chats and not self.speeches
+
+    def serve(self, config: EngineConfig, channel: Channel) -> None:
+        channel.send(Outputs(state=state_of(config, "loading", 0)))
+        if any(model.directory == "/broken" for model in config.models):
+            raise RuntimeError("broken by request")
+        if any(model.directory == "/unfit" for model in config.models):
+            raise ConfigurationError("unfit by request")
+        channel.send(Outputs(state=state_of(config, "ready", 0)))
+        heartbeat = time.monotonic()
+        while True:
+            for command in channel.receive(0.05 if self.idle else TICK):
+                if isinstance(command, Stop):
+                    return
+                self._obey(command, channel)
+            failed = self._failed()
+            deltas = tuple(delta for answer in self.chats.values() if (delta := next_delta(answer)) is not None)
+            audio = tuple(delta for speech in self.speeches.values() if (delta := self._speak(speech)) is not None)
+            for delta in deltas:
+                if delta.finish_reason:
+                    del self.chats[delta.request_id]
+            for spoken in audio:
+                if spoken.finished:
+                    del self.speeches[spoken.request_id]
+            state = None
+            if time.monotonic() - heartbeat > 0.1 or deltas:
+                heartbeat = time.monotonic()
+                state = state_of(config, "ready", len(self.chats))
+            if deltas or failed or state or audio:
+                labels = {"model": config.models[0].name, "kind": "decode", "route": "replay", "reason": "captured"}
+                observations = (Observation("steps_total", 1.0, labels),) if deltas else ()
+                channel.send(Outputs(chat=deltas, speech=audio, failed=failed, observations=observations, state=state))
+
+    def _obey(self, command: object, channel: Channel) -> None:
+        match command:
+            case ChatRequest():
+                self.chats[command.request_id] = Answer(command)
+                if command.sampling.hidden:
+                    hidden = np.array([len(command.prompt.token_ids), 1, 2, 3], np.float32)
+                    channel.send(Outputs(chat=(ChatDelta(command.request_id, (), hidden=hidden),)))
+            case SpeechRequest():
+                self.requests.append(command)
+                self.speeches[command.request_id] = Speech(command, list(command.segments), command.open)
+                self.texts[command.request_id] = [_text(segment) for segment in command.segments]
+            case SpeechAppend() if command.request_id in self.speeches:
+                speech = self.speeches[command.request_id]
+                speech.segments.extend(command.segments)
+                speech.open = speech.open and not command.last
+                self.texts[command.request_id].extend(map(_text, command.segments))
+            case EncodeReference():
+                patches = np.full((3, 4, 2), 0.5, np.float32)
+                channel.send(Outputs(encoded=(ReferenceEncoded(command.request_id, patches),)))
+            case Abort():
+                self.chats.pop(command.request_id, None)
+                self.speeches.pop(command.request_id, None)
+            case Pause():
+                pass
+
+    def _failed(self) -> tuple[Failed, ...]:
+        """What fails in this turn; it is not in progress any more."""
+        failed = []
+        for name, answer in self.chats.items():
+            if (mood := mood_of(answer)) == "!fail":
+                failed.append(Failed(name, 500, "fake_failure", "failed by request"))
+            elif mood == "!full":
+                failed.append(Failed(name, 503, "overloaded", "refused by request", retry_after=1.0))
+        for name, speech in self.speeches.items():
+            text = _text(speech.segments[0]) if speech.segments else ""
+            if MUTE in text:
+                failed.append(Failed(name, 500, "fake_failure", "the voice failed"))
+            elif LONG in text:
+                failed.append(Failed(name, 400, "invalid_value", "it takes too many positions", "input"))
+        for failure in failed:
+            self.chats.pop(failure.request_id, None)
+            self.speeches.pop(failure.request_id, None)
+        return tuple(failed)
+
+    def _speak(self, speech: Speech) -> SpeechDelta | None:
+        name = speech.request.request_id
+        if not speech.segments:
+            if speech.open:
+                return None
+            return SpeechDelta(name, np.zeros(0, np.float32), speech.segment, finished=True)
+        tone = np.full(PATCH, 0.25 + 0.05 * (speech.segment % 8), np.float32)
+        if ENDLESS in _text(speech.segments[0]):
+            time.sleep(TICK)
+            return SpeechDelta(name, tone, speech.segment)
+        del speech.segments[0]
+        finished = not speech.segments and not speech.open
+        times = None if speech.segment else PhaseTimes(speech.began, time.monotonic())
+        speech.segment += 1
+        self.runaways -= (truncated := self.runaways > 0)
+        return SpeechDelta(name, tone, speech.segment - 1, True, finished, truncated, times=times)
 
 
 def serve(config: EngineConfig, channel: Channel) -> None:
-    channel.send(Outputs(state=state_of(config, "loading", 0)))
-    if any(model.directory == "/broken" for model in config.models):
-        raise RuntimeError("broken by request")
-    if any(model.directory == "/unfit" for model in config.models):
-        raise ConfigurationError("unfit by request")
-    chats: dict[str, Answer] = {}
-    speeches: dict[str, Speech] = {}
-    channel.send(Outputs(state=state_of(config, "ready", 0)))
-    heartbeat = time.monotonic()
-    while True:
-        for command in channel.receive(TICK if chats or speeches else 0.05):
-            match command:
-                case ChatRequest():
-                    chats[command.request_id] = Answer(command)
-                    if command.sampling.hidden:
-                        hidden = np.array([len(command.prompt.token_ids), 1, 2, 3], np.float32)
-                        channel.send(Outputs(chat=(ChatDelta(command.request_id, (), hidden=hidden),)))
-                case SpeechRequest():
-                    speeches[command.request_id] = Speech(command)
-                case EncodeReference():
-                    patches = np.zeros((3, 4, 2), np.float32)
-                    channel.send(Outputs(encoded=(ReferenceEncoded(command.request_id, patches),)))
-                case Abort():
-                    chats.pop(command.request_id, None)
-                    speeches.pop(command.request_id, None)
-                case Stop():
-                    return
-        failed = tuple(
-            Failed(name, 500, "fake_failure", "failed by request")
-            if mood_of(answer) == "!fail"
-            else Failed(name, 503, "overloaded", "refused by request", retry_after=1.0)
-            for name, answer in chats.items()
-            if mood_of(answer) in ("!fail", "!full")
-        )
-        for failure in failed:
-            del chats[failure.request_id]
-        deltas = tuple(delta for answer in list(chats.values()) if (delta := next_delta(answer)) is not None)
-        for delta in deltas:
-            if delta.finish_reason:
-                del chats[delta.request_id]
-        audio = tuple(_speak(speech) for speech in speeches.values())
-        for chunk in audio:
-            if chunk.finished:
-                del speeches[chunk.request_id]
-        now = time.monotonic()
-        state = None
-        if now - heartbeat > 0.1 or deltas:
-            heartbeat = now
-            state = state_of(config, "ready", len(chats))
-        if deltas or failed or state or audio:
-            labels = {"model": config.models[0].name, "kind": "decode", "route": "replay", "reason": "captured"}
-            observations = (Observation("steps_total", 1.0, labels),) if deltas else ()
-            channel.send(Outputs(chat=deltas, speech=audio, failed=failed, observations=observations, state=state))
+    FakeEngine().serve(config, channel)
+
+
+def _text(segment: SpeechSegment) -> str:
+    return bytes(segment.text_ids).decode()
 
 
 def mood_of(answer: Answer) -> str | None:
@@ -128,8 +199,6 @@ def next_delta(answer: Answer) -> ChatDelta | None:
         answer.fatal = _take_dose() if answer.fatal is None else answer.fatal
         if answer.produced == answer.fatal:
             _end()
-    if mood == "!hang" and answer.produced == 2:
-        time.sleep(3600)
     if mood == "!slow":
         time.sleep(0.02)
     if mood == "!silent":
@@ -178,17 +247,6 @@ def _take_fault() -> bool:
 def _counts(steps: int) -> StepCounts:
     """Of a request that was alone: its first step ran eagerly."""
     return StepCounts(steps, steps - 1, steps, 0)
-
-
-def _speak(speech: Speech) -> SpeechDelta:
-    """A tenth of a second of a rising ramp per tick and patch, to the segment's longest length."""
-    speech.patches += 1
-    start = (speech.patches - 1) * SAMPLES_PER_TICK
-    audio = (np.arange(start, start + SAMPLES_PER_TICK, dtype=np.float32) / 480_000) % 1.0 - 0.5
-    limit = sum(segment.max_patches for segment in speech.request.segments)
-    done = speech.patches >= limit
-    counts = _counts(speech.patches) if done else None
-    return SpeechDelta(speech.request.request_id, audio, 0, segment_done=done, finished=done, steps=counts)
 
 
 def state_of(config: EngineConfig, phase: str, running: int) -> EngineState:

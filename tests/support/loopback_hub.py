@@ -36,7 +36,6 @@ class Repository:
 class Asked:
     """A request as it came. name: the file, "" for the list of files."""
 
-    method: str
     path: str
     name: str
     token: str | None
@@ -169,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _note(self, path: str, name: str) -> None:
         sent = self.headers
-        asked = Asked(self.command, path, name, sent.get("Authorization"))
+        asked = Asked(path, name, sent.get("Authorization"))
         with self.hub.lock:
             self.hub.asked.append(asked)
 

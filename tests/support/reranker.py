@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from service.hub.catalog import load_catalog
-from service.link.config import EngineConfig
 from service.link.engine_link import ENTRY
 from service.settings.settings import load_settings
-from tests.support.inline_link import InlineLink
 from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
 
@@ -44,9 +42,5 @@ def running_reranker(folder: Path) -> Iterator[RunningServer]:
     write_reranker(directory)
     flags: dict[str, Any] = {"model": (str(directory),), "device": "cpu", "kv_cache_tokens": 4096}
     flags["served_model_name"] = ("tiny",)
-
-    def link(config: EngineConfig) -> InlineLink:
-        return InlineLink(config, ENTRY)
-
-    with running_server(load_catalog(load_settings(flags)), link, **flags) as running:
+    with running_server(load_catalog(load_settings(flags)), engine=ENTRY, **flags) as running:
         yield running

@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from service.api.app import create_context, create_engine, create_metrics
@@ -22,7 +23,7 @@ from service.processes.server import Server, server_config
 from service.settings.settings import Settings, load_settings
 from tests.support import fake_engine
 from tests.support.fake_chat import fake_catalog
-from tests.support.inline_link import InlineLink
+from tests.support.inline_link import EngineEntry, InlineLink
 from tests.support.processes import START_SECONDS
 from tests.support.waiting import GENEROUS, wait
 
@@ -46,28 +47,28 @@ class RunningServer:
         wait(lambda: not busy(), seconds, "every request has ended")
 
 
-def inline(config: EngineConfig) -> EngineLink:
-    return InlineLink(config, fake_engine.serve)
-
-
 @contextmanager
 def running_server(
     catalog: Catalog | None = None,
-    make_link: MakeLink = inline,
+    make_link: MakeLink | None = None,
     *,
+    engine: EngineEntry | str = fake_engine.serve,
     wait: bool = True,
     tracing: Tracing | None = None,
     num_engines: int = 1,
     **flags: Any,
 ) -> Iterator[RunningServer]:
-    """The whole application on a loopback port, stopped at the end. num_engines: each made by `make_link`.
+    """The whole application on a loopback port, stopped at the end. num_engines: each made by `make_link`, by default
+    `engine` in a thread of this process.
 
     Unless flags name another, it has a folder of its own for voices: those of a fake engine are of no use to others.
     pcm has the samples of the model.
     """
     with ExitStack() as stack:
         flags.setdefault("voices_dir", stack.enter_context(tempfile.TemporaryDirectory()))
-        yield stack.enter_context(_running(catalog, make_link, wait, tracing, num_engines, flags))
+        yield stack.enter_context(
+            _running(catalog, make_link or partial(InlineLink, entry=engine), wait, tracing, num_engines, flags)
+        )
 
 
 @contextmanager

@@ -1,13 +1,10 @@
-"""What a chaos test does to a server: work whose answers are known, and clients that misbehave."""
+"""What a chaos test does to a server: work whose answers are known, and clients that listen to it."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import json
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -215,46 +212,6 @@ def same_sound(one: bytes, other: bytes) -> bool:
 def raw_request(path: str, body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
     return f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
-
-
-DOOMED = """
-import socket, sys
-host, port, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-connection = socket.create_connection((host, port))
-connection.sendall(sys.stdin.buffer.read(size))
-print(len(connection.recv(1000)), flush=True)
-while connection.recv(1000):
-    pass
-"""
-
-
-@contextlib.contextmanager
-def doomed_clients(patient: Patient, requests: list[tuple[str, dict[str, Any]]]) -> Iterator[list[subprocess.Popen]]:
-    """Processes that read these streams; all have had their first bytes. Killed with SIGKILL at the end."""
-    clients = []
-    for path, body in requests:
-        data = raw_request(path, body)
-        host, port = patient.address
-        client = subprocess.Popen(
-            [sys.executable, "-c", DOOMED, host, str(port), str(len(data))],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        assert client.stdin is not None
-        client.stdin.write(data)
-        client.stdin.flush()
-        clients.append(client)
-    try:
-        for client in clients:
-            assert client.stdout is not None and int(client.stdout.readline()) > 0
-        yield clients
-    finally:
-        for client in clients:
-            client.send_signal(signal.SIGKILL)
-            client.wait()
-            for pipe in (client.stdin, client.stdout):
-                assert pipe is not None
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
 
 
 class Listener(threading.Thread):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-import os
 import re
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +16,7 @@ import llguidance
 import numpy as np
 import pytest
 
-from benchmarks.servers.footprint import children, inspect
+from benchmarks.servers.footprint import inspect
 from service.api.http.errors import ApiError
 from service.api.structured import grammar as grammar_module
 from service.api.structured.grammar import (
@@ -386,18 +384,3 @@ async def test_what_was_tried_is_not_tried_again(checks: GrammarChecks) -> None:
     assert await check(checks, COLORS) == COLORS
     stand_still(checks.workers._idle[-1].pid)
     assert await check(checks, COLORS) == COLORS and "look-around" in await refusal(checks, wrong)
-
-
-@pytest.mark.slow
-async def test_deaths_leave_nothing_behind() -> None:
-    await asyncio.to_thread(int)  # the thread and what belongs to it stay
-    gc.collect()  # What other tests left open would hide what this one leaves.
-    descriptors, processes = len(os.listdir("/proc/self/fd")), set(children(os.getpid()))
-    checks = GrammarChecks()
-    for _ in range(3):
-        await refusal(checks, json_schema_grammar(OVERFLOWING))
-    await check(checks, COLORS)
-    checks.close()
-    # Threads of other tests may still open and close files of their own.
-    await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors, what="every descriptor is closed")
-    await until(lambda: set(children(os.getpid())) <= processes, what="every process has ended")

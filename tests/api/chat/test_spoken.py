@@ -14,10 +14,8 @@ import pytest
 from openai import APIError, BadRequestError, InternalServerError, OpenAI
 
 from service.api.chat.schema import MAX_TRANSCRIPT, id_of
-from service.link.config import EngineConfig
-from service.link.engine_link import EngineLink
-from tests.support.fake_talker import ENDLESS, MUTE, PATCH, FakeTalker, talking_catalog
-from tests.support.inline_link import InlineLink
+from tests.support.fake_engine import ENDLESS, MUTE, PATCH, FakeEngine
+from tests.support.fake_talker import talking_catalog
 from tests.support.refusals import assert_refused
 from tests.support.servers import RunningServer, running_server
 from tests.support.tool_samples import TOOLS, call_text
@@ -30,7 +28,7 @@ TICK_BYTES = PATCH  # 0.1 s at 24 kHz, 16 bits
 
 
 class Talking:
-    def __init__(self, server: RunningServer, talker: FakeTalker) -> None:
+    def __init__(self, server: RunningServer, talker: FakeEngine) -> None:
         self.server = server
         self.talker = talker
         self.client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=GENEROUS)
@@ -46,13 +44,10 @@ class Talking:
 
 @pytest.fixture(scope="module")
 def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talking]:
-    talker = FakeTalker()
-
-    def link(config: EngineConfig) -> EngineLink:
-        return InlineLink(config, talker.serve)
+    talker = FakeEngine()
 
     flags: Any = {"voices_dir": tmp_path_factory.mktemp("voices"), "max_n": 4, "max_speech_chars": 400}
-    with running_server(talking_catalog(), link, fixed_voices="off", **flags) as server:
+    with running_server(talking_catalog(), engine=talker.serve, fixed_voices="off", **flags) as server:
         yield Talking(server, talker)
 
 
@@ -230,7 +225,7 @@ def test_what_does_not_fit_is_refused_by_name(talking: Talking) -> None:
 
 
 def test_the_speech_model_is_chosen_by_setting_or_request(tmp_path: Any) -> None:
-    talker = FakeTalker()
+    talker = FakeEngine()
     flags: dict[str, Any] = {"voices_dir": tmp_path, "fixed_voices": "off"}
 
     def speaker(server: RunningServer, **audio: Any) -> str:
@@ -238,12 +233,12 @@ def test_the_speech_model_is_chosen_by_setting_or_request(tmp_path: Any) -> None
         Talking(server, talker).ask("Say it.", audio={"format": "pcm16", **audio})
         return talker.requests[-1].model
 
-    with running_server(talking_catalog(2), lambda config: InlineLink(config, talker.serve), **flags) as server:
+    with running_server(talking_catalog(2), engine=talker.serve, **flags) as server:
         with pytest.raises(BadRequestError) as refused:
             speaker(server)
         assert refused.value.param == "audio.model" and speaker(server, model="talker-1") == "talker-1"
     flags["spoken_answer_model"] = "talker-1"
-    with running_server(talking_catalog(2), lambda config: InlineLink(config, talker.serve), **flags) as server:
+    with running_server(talking_catalog(2), engine=talker.serve, **flags) as server:
         assert (speaker(server), speaker(server, model="talker")) == ("talker-1", "talker")
 
 

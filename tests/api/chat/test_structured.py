@@ -6,26 +6,16 @@ import base64
 import io
 import re
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from openai import OpenAI
 from PIL import Image, ImageDraw
-from pydantic import BaseModel
 
 from tests.support.processes import ROOT, ServerProcess
 
 pytestmark = pytest.mark.slow
 MODEL = "reprise/qwen2_vl"
-
-
-class Shape(BaseModel):
-    shape: Literal["circle", "square", "triangle", "star"]
-    color: Literal["red", "blue", "green", "yellow", "black"]
-
-
-class Picture(BaseModel):
-    shapes: list[Shape]
 
 
 @pytest.fixture
@@ -42,15 +32,6 @@ def question() -> list[Any]:
     url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
     text = {"type": "text", "text": "What is in the picture?"}
     return [{"role": "user", "content": [text, {"type": "image_url", "image_url": {"url": url}}]}]
-
-
-def test_parse_gives_what_the_model_sees(client: OpenAI) -> None:
-    completion = client.chat.completions.parse(
-        model=MODEL, messages=question(), temperature=0, max_tokens=200, response_format=Picture
-    )
-    parsed = completion.choices[0].message.parsed
-    assert parsed is not None and completion.choices[0].finish_reason == "stop"
-    assert [(one.shape, one.color) for one in parsed.shapes] == [("circle", "red"), ("square", "blue")]
 
 
 @pytest.mark.parametrize(

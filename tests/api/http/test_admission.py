@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -146,14 +145,23 @@ async def test_through_the_application() -> None:
     chat: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "!silent"}]}
     text = json.dumps({"type": "input.text", "text": "and"})
     speech = {"model": "talker", "input": "Hello.", "response_format": "pcm", "max_len": 2}
-    with running_server(talking_catalog(), max_in_flight=8) as server:
+    with running_server(talking_catalog(), max_in_flight=8, fixed_voices="off") as server:
         socket_url = server.url.replace("http", "ws", 1) + "/v1/audio/speech/stream"
         async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
             flood = [asyncio.create_task(http.post("/v1/chat/completions", json=chat)) for _ in range(8)]
             await until(lambda: sum(task.done() for task in flood) == 2, what="two are refused")
             await until(lambda: server.context.engine.in_flight == 6, what="six are answered")
             done, waiting = ([task for task in flood if task.done() == ended] for ended in (True, False))
-            assert [task.result().status_code for task in done] == [503, 503] and len(waiting) == 6
+            for refused in (task.result() for task in done):
+                assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+                assert refused.json()["error"]["type"] == "overloaded_error"
+            waiting.pop().cancel()
+            await until(lambda: server.context.admission.in_flight == 5)
+            two = await http.post("/v1/chat/completions", json={**chat, "n": 2})
+            assert two.status_code == 503, "one place is free"
+            page = (await http.get("/metrics")).text
+            assert 'reprise_admission_rejections_total{endpoint="chat",reason="in_flight"} 3.0' in page
+            assert 'outcome="overloaded"' in page
             assert (await http.post("/v1/audio/speech", json=speech)).status_code == 200
             for task in waiting:
                 task.cancel()
@@ -205,45 +213,6 @@ async def test_a_burst_passes_in_order_a_few_in_each_turn() -> None:
     assert "rrrr" not in served and served.count("rrr") == 3
 
 
-class Askers:
-    """Requests that note when they got the semaphore and hold it until they are let go."""
-
-    def __init__(self, semaphore: FairSemaphore) -> None:
-        self._semaphore = semaphore
-        self.served: list[str] = []
-        self._go = asyncio.Semaphore(0)
-
-    def ask(self, client: str, name: str) -> asyncio.Task[None]:
-        return asyncio.ensure_future(self._hold(client, name))
-
-    async def _hold(self, client: str, name: str) -> None:
-        async with self._semaphore.acquire(client):
-            self.served.append(name)
-            await self._go.acquire()
-
-    async def settle(self) -> list[str]:
-        """Who was served, once nobody can go further by itself."""
-        for _ in range(10):
-            await asyncio.sleep(0)
-        return self.served
-
-    def let_go(self, count: int = 1) -> None:
-        for _ in range(count):
-            self._go.release()
-
-
-async def test_when_granted_to_who_is_cancelled_at_once_it_goes_on() -> None:
-    askers = Askers(FairSemaphore(1))
-    first, second, third = askers.ask("a", "first"), askers.ask("b", "second"), askers.ask("c", "third")
-    await askers.settle()
-    first.cancel()
-    await asyncio.sleep(0)  # It is released here, and granted to the second.
-    second.cancel()
-    assert await askers.settle() == ["first", "third"]
-    askers.let_go()
-    await third
-
-
 def test_a_client_is_known_by_its_key_or_else_by_its_address() -> None:
     seen: list[str] = []
     ticket = Admission(1, 1, Metrics()).ticket("chat")
@@ -257,45 +226,38 @@ def test_a_client_is_known_by_its_key_or_else_by_its_address() -> None:
     assert len({first, second, without}) == 3 and without == "10.0.0.1" and "one" not in first
 
 
-KINDS = ("chat", "speech", "other", EXCESS)
+async def test_a_turn_granted_to_who_is_cancelled_at_once_goes_on() -> None:
+    semaphore, served, go_on = FairSemaphore(1), list[str](), asyncio.Event()
+
+    async def hold(client: str) -> None:
+        async with semaphore.acquire(client):
+            served.append(client)
+            await go_on.wait()
+
+    first, second, third = (asyncio.create_task(hold(client)) for client in "abc")
+    await until(lambda: served == ["a"])
+    first.cancel()
+    await asyncio.sleep(0)  # It is released here, and granted to the second.
+    second.cancel()
+    await until(lambda: len(served) == 2)
+    assert served == ["a", "c"]
+    go_on.set()
+    await third
 
 
-@pytest.fixture
-def table() -> Iterator[UsageTable]:
-    with UsageTable.make_file(2, KINDS) as file:
-        yield UsageTable(file.fileno(), 2, KINDS)
-
-
-def admission(table: UsageTable, process: int) -> Admission:
-    return Admission(4, 1000, Metrics(), None, table.row(process))
-
-
-def test_requests_of_all_processes_count(table: UsageTable) -> None:
-    one, other = admission(table, 0), admission(table, 1)
-    tickets = [which.ticket("chat") for which in (one, one, other, other)]
-    for ticket in tickets:
-        ticket.grow(requests=1)
-    for which in (one, other):
-        with pytest.raises(ApiError, match="Too many requests"):
-            which.ticket("speech").grow(requests=1)
-    tickets[0].release()
-    other.ticket("speech").grow(requests=1)
-    assert one.in_flight == 1 and other.in_flight == 3
-
-
-def test_bytes_of_all_processes_count(table: UsageTable) -> None:
-    one, other = admission(table, 0), admission(table, 1)
-    one.ticket("chat").grow(1, 700)
-    with pytest.raises(ApiError, match="Too many bytes"):
-        other.ticket("chat").grow(1, 400)
-    other.ticket("chat").grow(1, 300)
-
-
-def test_what_a_process_held_is_given_back_when_it_has_ended(table: UsageTable) -> None:
-    one, other = admission(table, 0), admission(table, 1)
-    for _ in range(4):
-        one.ticket("chat").grow(1, 100)
-    with pytest.raises(ApiError):
-        other.ticket("chat").grow(requests=1)
-    table.clear(0)
-    other.ticket("chat").grow(1, 1000)
+def test_requests_and_bytes_of_all_processes_count_and_those_of_one_that_ended_are_given_back() -> None:
+    kinds = ("chat", "speech", "other", EXCESS)
+    with UsageTable.make_file(2, kinds) as file:
+        table = UsageTable(file.fileno(), 2, kinds)
+        one, other = (Admission(4, 1000, Metrics(), None, table.row(process)) for process in range(2))
+        one.ticket("chat").grow(1, 700)
+        with pytest.raises(ApiError, match="Too many bytes"):
+            other.ticket("chat").grow(1, 400)
+        other.ticket("chat").grow(1, 300)
+        for which in (one, other):
+            which.ticket("chat").grow(1)
+        for which in (one, other):
+            with pytest.raises(ApiError, match="Too many requests"):
+                which.ticket("speech").grow(1)
+        table.clear(0)
+        other.ticket("chat").grow(2, 700)

@@ -211,11 +211,6 @@ def test_malformed_requests_take_no_line_of_uvicorns_log(
     assert not [record for record in caplog.records if record.name == "uvicorn.error"]
 
 
-def test_a_handshake_may_say_that_it_has_no_body(server: RunningServer) -> None:
-    with send(server, HANDSHAKE + b"content-length: 0\r\n\r\n") as connection:
-        assert read_answer(connection).status == 101
-
-
 def test_other_upgrades_are_ignored(server: RunningServer) -> None:
     head = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n\r\n"
     with send(server, head) as connection:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
 import time
@@ -17,15 +16,14 @@ import pytest
 from starlette.datastructures import Headers
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect as connect_now
 
 from service.api.http.errors import ApiError
 from service.api.http.middleware import HostRule
 from service.link.config import EngineConfig
 from service.link.messages import SpeechDelta
 from tests.api.http.raw import parse, read_to_end, send
-from tests.support.fake_talker import FakeTalker, Speech, talking_catalog
-from tests.support.inline_link import InlineLink
+from tests.support.fake_engine import FakeEngine, Speech
+from tests.support.fake_talker import talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, until, wait
 
@@ -111,28 +109,6 @@ def test_pages_that_may_call_may_use_openais_javascript_client(locked: RunningSe
     assert set(own.split(",")) <= set(response.headers["access-control-allow-headers"].replace(" ", "").split(","))
 
 
-async def test_requests_over_the_bound_are_refused_before_their_body_is_read() -> None:
-    with running_server(max_in_flight=2) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
-            held = [asyncio.create_task(http.post("/v1/chat/completions", json=body("!silent"))) for _ in range(2)]
-            await until(lambda: server.context.engine.in_flight == 2)
-            refused = await http.post("/v1/chat/completions", json=body("hello"))
-            assert refused.status_code == 503
-            assert int(refused.headers["retry-after"]) >= 1
-            assert refused.json()["error"]["type"] == "overloaded_error"
-            held.pop().cancel()
-            await until(lambda: server.context.admission.in_flight == 1)
-            assert (await http.post("/v1/chat/completions", json=body("hello", n=2))).status_code == 503
-            for task in held:
-                task.cancel()
-            await asyncio.gather(*held, return_exceptions=True)
-            await until(lambda: server.context.admission.in_flight == 0)
-            assert (await http.post("/v1/chat/completions", json=body("hello"))).status_code == 200
-            text = (await http.get("/metrics")).text
-    assert 'reprise_admission_rejections_total{endpoint="chat",reason="in_flight"} 2.0' in text
-    assert 'outcome="overloaded"' in text
-
-
 async def test_bodies_that_dribble_take_no_place_and_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.api.http.middleware.BODY_TIMEOUT", 1.0)
     with running_server(max_in_flight=2) as server, ExitStack() as stack:
@@ -157,7 +133,7 @@ def test_a_request_without_a_token_in_its_time_is_refused() -> None:
         server.wait_idle()
 
 
-class LateTalker(FakeTalker):
+class LateTalker(FakeEngine):
     """Answers after half a second."""
 
     def _speak(self, speech: Speech) -> SpeechDelta | None:
@@ -166,8 +142,9 @@ class LateTalker(FakeTalker):
 
 def test_speech_may_take_as_long_as_it_is_heard_in_addition() -> None:
     """A text of six letters may have 46 patches of 0.1 s."""
-    link = partial(InlineLink, entry=LateTalker().serve)
-    with running_server(talking_catalog(), link, fixed_voices="off", request_timeout=0.3) as server:
+    with running_server(
+        talking_catalog(), engine=LateTalker().serve, fixed_voices="off", request_timeout=0.3
+    ) as server:
         for options in ({"stream": False}, {"stream": True}, {"stream_format": "sse"}):
             answer = httpx.post(f"{server.url}/v1/audio/speech", json={"input": "Hello.", **options}, timeout=GENEROUS)
             assert answer.status_code == 200, answer.text
@@ -177,7 +154,7 @@ def test_a_server_that_loads_answers_probes_and_refuses_work() -> None:
     def never_ready(config: EngineConfig, channel: Any) -> None:
         channel.receive(None)
 
-    with running_server(make_link=lambda config: InlineLink(config, never_ready), wait=False) as server:
+    with running_server(engine=never_ready, wait=False) as server:
         assert httpx.get(f"{server.url}/health").status_code == 200
         assert httpx.get(f"{server.url}/ready").status_code == 503
         refused = httpx.post(f"{server.url}/v1/chat/completions", json=body("hello"))
@@ -251,16 +228,6 @@ def test_nor_opens_it_a_socket(server: RunningServer) -> None:
     with send(server, head) as connection:
         answer = parse(read_to_end(connection))
     assert answer.status == 421 and answer.error["code"] == "host_not_allowed"
-
-
-def test_a_page_of_another_origin_is_told_of_the_setting(open_server: RunningServer) -> None:
-    refused = httpx.post(f"{open_server.url}/v1/models", headers={"origin": "http://localhost:3000"})
-    assert refused.status_code == 403 and "cors_origin" in refused.json()["error"]["message"]
-    url = open_server.url.replace("http", "ws", 1) + "/v1/audio/speech/stream"
-    with pytest.raises(InvalidStatus) as socket, connect_now(url, origin="http://localhost:3000"):
-        pass
-    assert socket.value.response.status_code == 403
-    assert json.loads(socket.value.response.body)["error"]["code"] == "origin_not_allowed"
 
 
 def test_keys_guard_by_themselves(locked: RunningServer) -> None:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import logging
 from collections.abc import Iterator
-from functools import partial
 from socket import SHUT_RDWR
 from typing import Any
 
 import httpx
 import pytest
-from starlette.requests import Request
 from websockets.sync.client import connect
 
-from service.api.http import streaming
-from service.api.http.streaming import unless_disconnected
 from tests.api.http.raw import chat_request, read_to_end, send
-from tests.support.fake_talker import MUTE, FakeTalker, talking_catalog
-from tests.support.inline_link import InlineLink
+from tests.support.fake_engine import MUTE, FakeEngine
+from tests.support.fake_talker import talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 
@@ -102,7 +97,7 @@ def test_a_body_that_has_not_come_when_the_server_ends(log: pytest.LogCaptureFix
 def test_speech_that_is_cut_leaves_no_traceback(log: pytest.LogCaptureFixture) -> None:
     body = b'{"input": "One. %s", "response_format": "pcm", "split_granularity": "sentence"}' % MUTE.encode()
     head = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
-    with running_server(talking_catalog(), partial(InlineLink, entry=FakeTalker().serve), fixed_voices="off") as server:
+    with running_server(talking_catalog(), engine=FakeEngine().serve, fixed_voices="off") as server:
         with send(server, head + body) as connection:
             data = read_to_end(connection)
         assert data.startswith(b"HTTP/1.1 200") and not data.endswith(b"0\r\n\r\n")
@@ -167,43 +162,3 @@ def test_a_websocket_that_its_client_closes_in_the_middle_of_an_answer_was(log: 
                 pass
         assert vars(access_line(log, "WEBSOCKET /v1/realtime"))["outcome"] == "aborted"
         server.wait_idle()
-
-
-class Client:
-    """A request whose client leaves when `left` is set."""
-
-    def __init__(self) -> None:
-        self.left = asyncio.Event()
-        self.listened = False
-        self.request = Request({"type": "http"}, self._receive)
-
-    async def _receive(self) -> dict[str, str]:
-        self.listened = True
-        await self.left.wait()
-        return {"type": "http.disconnect"}
-
-
-async def test_work_that_times_out_by_itself_has_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "MONITOR_DELAY", 0.0)
-    client = Client()
-
-    async def work() -> None:
-        while not client.listened:
-            await asyncio.sleep(0)
-        raise TimeoutError("of the work")
-
-    with pytest.raises(TimeoutError, match="of the work"):
-        await unless_disconnected(client.request, work())
-
-
-async def test_a_time_limit_around_the_work_is_no_disconnect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "MONITOR_DELAY", 0.0)
-    client = Client()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(None) as limit:
-
-            async def work() -> None:
-                limit.reschedule(0.0)
-                await asyncio.Event().wait()
-
-            await unless_disconnected(client.request, work())

@@ -13,12 +13,10 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from models.interfaces.media import ChatMessage, TokenizedChat
-from service.link.config import EngineConfig
-from service.link.engine_link import EngineLink
 from tests.support import refusals
 from tests.support.fake_chat import FakeProcessor
-from tests.support.fake_talker import FakeTalker, talking_catalog
-from tests.support.inline_link import InlineLink
+from tests.support.fake_engine import FakeEngine
+from tests.support.fake_talker import talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 
@@ -29,7 +27,7 @@ Event = dict[str, Any]
 class Conversing:
     """seen: the messages of every request, as (role, text)."""
 
-    def __init__(self, server: RunningServer, talker: FakeTalker) -> None:
+    def __init__(self, server: RunningServer, talker: FakeEngine) -> None:
         self.server = server
         self.talker = talker
         self.seen: list[list[tuple[str, str]]] = []
@@ -118,17 +116,14 @@ async def refused_later(socket: ClientConnection, kind: str) -> Event:
 
 @pytest.fixture(scope="module")
 def conversing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conversing]:
-    talker = FakeTalker()
+    talker = FakeEngine()
     patch = pytest.MonkeyPatch()
-
-    def link(config: EngineConfig) -> EngineLink:
-        return InlineLink(config, talker.serve)
 
     flags: dict[str, Any] = {"fixed_voices": "off", "max_images": 2}
     patch.setattr("service.api.realtime.conversation.MAX_PARTS", 12)
     patch.setattr("service.api.realtime.conversation.MAX_ITEMS", MAX_ITEMS)
     flags |= {"max_body": 400_000, "voices_dir": tmp_path_factory.mktemp("voices")}
-    with running_server(talking_catalog(), link, **flags) as server:
+    with running_server(talking_catalog(), engine=talker.serve, **flags) as server:
         conversing = Conversing(server, talker)
         apply = FakeProcessor.apply_chat_template
 

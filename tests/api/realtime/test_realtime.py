@@ -41,7 +41,7 @@ from tests.api.realtime.conftest import (
     up_to,
 )
 from tests.media.test_audio_out import by_av
-from tests.support.fake_talker import ENDLESS, MUTE, PATCH
+from tests.support.fake_engine import ENDLESS, MUTE, PATCH
 from tests.support.refusals import cases as refused_cases
 from tests.support.servers import running_server
 from tests.support.tool_samples import TOOLS, call_text
@@ -610,6 +610,7 @@ async def test_a_page_of_another_origin_and_an_event_that_is_too_large_are_refus
         async with conversing.connect(origin="https://evil.example"):
             pass
     assert refused.value.response.status_code == 403
+    assert json.loads(refused.value.response.body or b"")["error"]["code"] == "origin_not_allowed"
     async with conversing.connect() as socket:
         await said(socket)
         # In two frames: all but a byte has been read when the server closes, so no reset overtakes its close frame.

@@ -11,7 +11,6 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from openai import AsyncOpenAI
 from websockets.asyncio.client import ClientConnection, connect
 
 from service.api.engines.engine_client import EngineClient
@@ -179,17 +178,6 @@ async def test_an_update_that_is_refused_changes_nothing(talk: ClientConnection)
     await append(talk, pcm(TURN))
     events = await up_to(talk, "response.done")
     assert STOPPED in kinds(events) and f"{HEARD}.completed" not in kinds(events)
-
-
-async def test_telephones(talk: ClientConnection) -> None:
-    await configure(talk, "realtime", format={"type": "audio/pcmu"})
-    call = np.concatenate([recording("speech", G711_RATE), np.zeros(8000, np.float32)])
-    levels = listening.g711_levels("ulaw") / 32_768
-    coded = np.abs(levels[:, None] - call).argmin(0).astype(np.uint8)
-    await append(talk, coded.tobytes(), 400)
-    events = await up_to(talk, "response.done")
-    assert one(events, STARTED)["audio_start_ms"] == pytest.approx(0, abs=100)
-    assert one(events, STOPPED)["audio_end_ms"] == pytest.approx(1000 * (BEGIN + LENGTH) + 500, abs=250)
 
 
 async def test_a_session_of_transcripts_has_turns_and_no_answers(server: RunningServer) -> None:
@@ -433,19 +421,3 @@ async def test_audio_counts_until_it_is_written_down(
     monkeypatch.setattr(listening, "pieces_of", spied)
     await speak(scribe, SECOND.tobytes())
     assert pending[0] >= SECOND.nbytes
-
-
-async def test_the_client_of_openai_transcribes(server: RunningServer) -> None:
-    async with (
-        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
-        client.realtime.connect(model="ears", extra_query={"intent": "transcription"}) as connection,
-    ):
-        heard: Any = {"transcription": {"model": "ears"}, "format": {"type": "audio/pcm", "rate": 24_000}}
-        await connection.session.update(session={"type": "transcription", "audio": {"input": heard}})
-        await connection.input_audio_buffer.append(audio=base64.b64encode(SECOND.tobytes()).decode())
-        await connection.input_audio_buffer.commit()
-        async for event in connection:
-            assert event.type != "error", event
-            if event.type == f"{HEARD}.completed":
-                assert event.transcript == "1.00 s."
-                break

@@ -9,11 +9,12 @@ import httpx
 import pytest
 
 from service.hub.catalog import load_catalog
+from service.link.engine_link import ENTRY
 from service.settings.settings import load_settings
 from tests.media.samples import sound, tone
 from tests.support import miniature
-from tests.support.fake_talker import FakeTalker, talking_catalog
-from tests.support.inline_link import InlineLink
+from tests.support.fake_engine import FakeEngine
+from tests.support.fake_talker import talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS
 
@@ -26,17 +27,17 @@ def clip(seconds: float = 0.6, format: str = "WAV") -> bytes:
 
 
 @pytest.fixture(scope="package")
-def talker() -> FakeTalker:
-    return FakeTalker()
+def talker() -> FakeEngine:
+    return FakeEngine()
 
 
 @pytest.fixture(scope="package")
-def talking(talker: FakeTalker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def talking(talker: FakeEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Served by `talker`, with a lexicon and solver steps of its own."""
     lexicon = tmp_path_factory.mktemp("lexicon") / "lexicon.yaml"
     lexicon.write_text("nginx: engine x\nGIF: jif\n", "utf-8")
     flags: dict[str, Any] = {"fixed_voices": "off", "lexicon": lexicon, "solver_steps": (12, 5)}
-    with running_server(talking_catalog(), lambda config: InlineLink(config, talker.serve), **flags) as server:
+    with running_server(talking_catalog(), engine=talker.serve, **flags) as server:
         yield server
 
 
@@ -50,7 +51,7 @@ def speaking() -> Iterator[RunningServer]:
         "max_body": "3M",
         "fixed_voices": "off",
     }
-    with running_server(load_catalog(load_settings(flags)), InlineLink, **flags) as server:
+    with running_server(load_catalog(load_settings(flags)), engine=ENTRY, **flags) as server:
         assert server.context.voices is not None
         server.context.voices.max_voices = 3
         server.context.segment_length, server.context.speech_ahead = SEGMENT_LENGTH, 1.0

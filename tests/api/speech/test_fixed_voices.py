@@ -17,10 +17,10 @@ from safetensors.numpy import load_file, save_file
 from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES
 from service.hub import EMBEDDED
 from service.hub.catalog import load_catalog
+from service.link.engine_link import ENTRY
 from service.link.messages import SpeechRequest
 from service.settings.settings import load_settings
 from service.voices import FOLDER
-from tests.support.inline_link import InlineLink
 from tests.support.miniature import talker
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS
@@ -60,7 +60,7 @@ class Heard:
 def hearing(directory: Path, **more: Any) -> Iterator[Heard]:
     flags = {"model": (str(talker()),), "voices_dir": directory, "max_running": 4}
     flags |= more
-    with running_server(load_catalog(load_settings(flags)), InlineLink, **flags) as server:
+    with running_server(load_catalog(load_settings(flags)), engine=ENTRY, **flags) as server:
         yield Heard(server)
 
 

@@ -104,12 +104,6 @@ def cuts_do_not_matter(text: str, cuts: list[int], granularity: str) -> None:
     assert in_chunks(text, cuts, **changes) == script(text, **changes)
 
 
-@pytest.mark.parametrize("granularity", ["clause", "sentence", "none"])
-def test_character_by_character_it_is_the_same_script(granularity: str) -> None:
-    for text in CUT:
-        cuts_do_not_matter(text, [*range(len(text))], granularity)
-
-
 @given(st.sampled_from(CUT) | MIXED, st.lists(st.integers(0, 300)), st.sampled_from(["clause", "sentence", "none"]))
 def test_however_a_text_is_cut_it_is_the_same_script(text: str, cuts: list[int], granularity: str) -> None:
     cuts_do_not_matter(f"{text} so" if not text.strip() else text, cuts, granularity)

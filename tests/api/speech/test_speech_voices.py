@@ -22,10 +22,7 @@ from safetensors.numpy import load_file, save
 
 from service import voices
 from service.api.speech.speaker import DEFAULT_VOICE, OPENAI_VOICES, encode, encoder_of
-from service.hub.catalog import load_catalog
-from service.link.config import EngineConfig
 from service.link.messages import EncodeReference, ReferenceEncoded
-from service.settings.settings import load_settings
 from service.voices import (
     CACHED_REFERENCES,
     FOLDER,
@@ -38,12 +35,10 @@ from service.voices import (
     load_named,
     name_key,
     save_named,
-    weights_of,
 )
 from tests.api.speech.conftest import clip
-from tests.support import miniature
-from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog
-from tests.support.inline_link import InlineLink
+from tests.support.fake_engine import ENDLESS, FakeEngine
+from tests.support.fake_talker import talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 
@@ -92,20 +87,6 @@ def test_a_voice_from_upload_to_deletion(http: httpx.Client, directory: Path) ->
     assert http.delete(f"/v1/audio/voices/{voice['id']}").status_code == 404
     assert speak(http, "anna").status_code == 404
     assert not list(directory.iterdir())
-
-
-def test_a_voice_survives_a_restart_and_costs_no_encode(http: httpx.Client, directory: Path) -> None:
-    voice = upload(http, clip(format="FLAC"), name="Bert", ref_text="A tone.").json()
-    before = speak(http, voice["id"]).content
-    flags = {"model": (str(miniature.talker()),), "served_model_name": ("talker",), "voices_dir": directory}
-    with (
-        running_server(load_catalog(load_settings(flags)), InlineLink, **flags) as again,
-        httpx.Client(base_url=again.url, timeout=2 * GENEROUS) as other,
-    ):
-        assert other.get(f"/v1/audio/voices/{voice['id']}").json() == voice
-        assert speak(other, "Bert").content == before
-        assert 'kind="clip"' not in other.get("/metrics").text
-    http.delete(f"/v1/audio/voices/{voice['id']}")
 
 
 def test_there_is_a_limit(http: httpx.Client) -> None:
@@ -243,12 +224,17 @@ def patches(count: int) -> dict[str, np.ndarray]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(steps=st.lists(st.tuples(st.sampled_from(["add", "delete", "restart"]), st.integers(0, 3)), max_size=12))
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["add", "delete", "restart"]), st.integers(0, 3), st.booleans()), max_size=12
+    )
+)
 def test_the_store_is_what_was_put_into_it(tmp_path_factory: pytest.TempPathFactory, steps: list) -> None:  # type: ignore[type-arg]
+    """By two servers that share its directory."""
     directory = tmp_path_factory.mktemp("store")
-    store, kept = VoiceStore(directory, 3), {}
-    for action, number in steps:
-        name = f"voice {number}"
+    stores, kept = [VoiceStore(directory, 3) for _ in range(2)], {}
+    for action, number, other in steps:
+        name, store = f"voice {number}", stores[other]
         if action == "add":
             try:
                 voice = store.add(name=name, **ENCODED, latents=patches(number + 1))
@@ -256,26 +242,18 @@ def test_the_store_is_what_was_put_into_it(tmp_path_factory: pytest.TempPathFact
             except VoiceStoreError as error:
                 assert error.reason == ("exists" if name in kept else "full")
         elif action == "delete" and name in kept:
-            store.delete(kept.pop(name).id)
+            deleted = kept.pop(name).id
+            store.delete(deleted)
+            with pytest.raises(VoiceStoreError, match="deleted"):
+                stores[not other].delete(deleted)
         elif action == "restart":
-            store = VoiceStore(directory, 3)
-        assert {voice.name for voice in store.voices()} == set(kept)
-        for voice in kept.values():
-            assert store.find(voice.id) == voice == store.find(voice.name.upper())
-            count = int(voice.name.split()[1]) + 1
-            np.testing.assert_array_equal(store.latents(voice)["reference"], patches(count)["reference"])
-
-
-def test_servers_share_a_directory(tmp_path: Path) -> None:
-    ours, theirs = VoiceStore(tmp_path / "voices", 2), VoiceStore(tmp_path / "voices", 2)
-    voice = ours.add(name="Ada", **ENCODED, latents=patches(1))
-    assert theirs.voices() == [voice] and theirs.find("ada") == voice
-    with pytest.raises(VoiceStoreError, match="exists"):
-        theirs.add(name="Ada", **ENCODED, latents=patches(1))
-    theirs.delete(voice.id)
-    assert ours.find(voice.id) is None and not ours.voices()
-    with pytest.raises(VoiceStoreError, match="deleted"):
-        ours.delete(voice.id)
+            stores[other] = VoiceStore(directory, 3)
+        for store in stores:
+            assert {voice.name for voice in store.voices()} == set(kept)
+            for voice in kept.values():
+                assert store.find(voice.id) == voice == store.find(voice.name.upper())
+                count = int(voice.name.split()[1]) + 1
+                np.testing.assert_array_equal(store.latents(voice)["reference"], patches(count)["reference"])
 
 
 def test_one_of_two_uploads_of_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,14 +414,11 @@ def test_keys_that_are_separate_have_their_own_voices(tmp_path: Path) -> None:
 
 
 @contextmanager
-def endless(directory: Path, **flags: Any) -> Iterator[tuple[RunningServer, FakeTalker]]:
+def endless(directory: Path, **flags: Any) -> Iterator[tuple[RunningServer, FakeEngine]]:
     """A server that speaks some descriptions of voices for ever."""
-    talker = FakeTalker()
-
-    def link(config: EngineConfig) -> InlineLink:
-        return InlineLink(config, talker.serve)
-
-    with running_server(talking_catalog(), link, voices_dir=directory, fixed_voices="off", **flags) as server:
+    talker = FakeEngine()
+    flags |= {"voices_dir": directory, "fixed_voices": "off"}
+    with running_server(talking_catalog(), engine=talker.serve, **flags) as server:
         yield server, talker
         wait(lambda: talker.idle, what="the engine has nothing to do")
 
@@ -494,14 +469,14 @@ def test_names_and_their_keys() -> None:
 
 def test_built_in_voices_are_found_first_and_keep_their_names(tmp_path: Path) -> None:
     """Also before a voice that was kept when "ſage" was a name like any other."""
-    catalog, talker = talking_catalog(), FakeTalker()
+    catalog, talker = talking_catalog(), FakeEngine()
     latents = {"reference": np.ones((3, 4, 2), np.float32)}
     for name in ("ſage", "Anna"):
         VoiceStore(tmp_path, 9).add(
             name=name, encoder=encoder_of(catalog.models[1]), consent="true", seconds=1.0, latents=latents
         )
     flags: dict[str, Any] = {"voices_dir": tmp_path, "fixed_voices": "off"}
-    with running_server(catalog, lambda config: InlineLink(config, talker.serve), **flags) as server:
+    with running_server(catalog, engine=talker.serve, **flags) as server:
         for voice, cloned in (("sage", False), ("SAGE", False), ("ſage", False), ("anna", True)):
             body = {"input": "Hello.", "voice": voice, "response_format": "pcm"}
             assert httpx.post(f"{server.url}/v1/audio/speech", json=body).status_code == 200
@@ -535,31 +510,6 @@ def test_named_references_are_kept_once_and_replaced_when_damaged(tmp_path: Path
     np.testing.assert_array_equal(load_named(tmp_path, "key"), reference(2))
     save_named(under_way, "key", reference(1))  # a folder that is none
     assert load_named(under_way, "key") is None
-
-
-def test_weights_are_told_apart_wherever_they_lie(tmp_path: Path) -> None:
-    def checkpoint(folder: str, weights: bytes, **more: bytes) -> str:
-        directory = tmp_path / folder / "model"
-        directory.mkdir(parents=True)
-        for name, data in {"model": weights, **more}.items():
-            (directory / f"{name}.safetensors").write_bytes(data)
-        (directory / "notes.txt").write_text(folder)
-        return weights_of(directory)
-
-    weights = np.random.default_rng(0).bytes(3_000_000)
-    first = checkpoint("a", weights)
-    assert first == checkpoint("b", weights)
-    tuned = bytearray(weights)
-    tuned[1_000_000:1_100_000] = bytes(100_000)
-    others = [
-        checkpoint("c", bytes(tuned)),
-        checkpoint("d", weights[:-1]),
-        checkpoint("e", weights[:-1] + b"!"),
-        checkpoint("f", b"!" + weights[1:]),
-        checkpoint("g", weights, audiovae=b"codec"),
-        checkpoint("h", b""),
-    ]
-    assert len({first, *others}) == 7
 
 
 class Encoder:

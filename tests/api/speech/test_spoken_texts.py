@@ -35,9 +35,9 @@ from service.media.audio_formats import FORMATS
 from service.processes.server import create_server
 from service.settings.reading import SettingsError
 from service.settings.settings import load_settings
+from tests.support.fake_engine import MUTE, PATCH, RATE, FakeEngine, Speech
 from tests.support.fake_hearing import POSITIONS, TAG, FakeAligner, FakeHearing
-from tests.support.fake_talker import MUTE, PATCH, RATE, FakeTalker, Speech, talking_catalog
-from tests.support.inline_link import InlineLink
+from tests.support.fake_talker import talking_catalog
 from tests.support.refusals import assert_refused
 from tests.support.rows import rows
 from tests.support.servers import RunningServer, running_server
@@ -120,7 +120,7 @@ def answered(server: RunningServer, text: str, **audio: Any) -> Event:
     return spoken
 
 
-def spoken(talker: FakeTalker) -> list[str]:
+def spoken(talker: FakeEngine) -> list[str]:
     """Segments of the last request."""
     return talker.texts[talker.requests[-1].request_id]
 
@@ -130,14 +130,14 @@ def counted(server: RunningServer, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"reprise_{name}"))
 
 
-def test_numbers_of_a_request_are_spoken_as_words(talking: RunningServer, talker: FakeTalker) -> None:
+def test_numbers_of_a_request_are_spoken_as_words(talking: RunningServer, talker: FakeEngine) -> None:
     for fields in ({"stream": False}, {"stream_format": "sse"}, {"split_granularity": "clause"}):
         for normalize, words in ((None, WORDS), (False, NUMBERS)):
             assert speak(talking, NUMBERS, normalize=normalize, **fields).status_code == 200
             assert " ".join(spoken(talker)) == words
 
 
-def test_numbers_and_lexicons_of_a_text_that_is_being_written(talking: RunningServer, talker: FakeTalker) -> None:
+def test_numbers_and_lexicons_of_a_text_that_is_being_written(talking: RunningServer, talker: FakeEngine) -> None:
     for normalize, words in ((None, WORDS), (False, NUMBERS)):
         written(talking, *NUMBERS, normalize=normalize)
         assert " ".join(spoken(talker)) == words
@@ -146,7 +146,7 @@ def test_numbers_and_lexicons_of_a_text_that_is_being_written(talking: RunningSe
 
 
 def test_numbers_of_an_answer_are_spoken_as_words_and_written_as_they_were(
-    talking: RunningServer, talker: FakeTalker
+    talking: RunningServer, talker: FakeEngine
 ) -> None:
     for normalize, heard in ((True, "five kilometers"), (False, "5 km")):
         assert "5 km" in answered(talking, "It is 5 km.", normalize=normalize)["transcript"]
@@ -162,7 +162,7 @@ def test_what_the_model_cannot_speak_is_named(talking: RunningServer) -> None:
     assert "x-unspoken-text" not in plain.headers and "unspoken" not in plain.text
 
 
-def test_segments_are_told_to_the_sample(talking: RunningServer, talker: FakeTalker) -> None:
+def test_segments_are_told_to_the_sample(talking: RunningServer, talker: FakeEngine) -> None:
     audio, segments, done = captioned(talking)
     assert spoken(talker) == SPOKEN and [segment["text"] for segment in segments] == SPOKEN
     assert [segment["index"] for segment in segments] == [0, 1, 2]
@@ -192,7 +192,7 @@ def test_words_share_the_time_of_their_segment(talking: RunningServer) -> None:
 
 @pytest.mark.parametrize("fields", [{"speed": 2.0}, {"speed": 0.5, "sample_rate": 16_000}])
 def test_times_are_those_of_the_audio_that_is_heard(
-    talking: RunningServer, talker: FakeTalker, fields: dict[str, Any]
+    talking: RunningServer, talker: FakeEngine, fields: dict[str, Any]
 ) -> None:
     """A pause is as long as it says at every speed; the segments are as long as they are spoken."""
     audio, segments, _ = captioned(talking, **fields)
@@ -213,7 +213,7 @@ def test_a_long_pause_comes_in_pieces(talking: RunningServer) -> None:
     assert max(sizes) <= 2 * RATE
 
 
-def test_ssml_is_spoken(talking: RunningServer, talker: FakeTalker) -> None:
+def test_ssml_is_spoken(talking: RunningServer, talker: FakeEngine) -> None:
     text = '<speak>The <sub alias="World Health Organization">WHO</sub>.<break time="400ms"/>B2 &lt; nginx</speak>'
     audio, segments, _ = captioned(talking, text)
     assert spoken(talker) == ["The World Health Organization.", "B2 less than engine x"]
@@ -221,14 +221,14 @@ def test_ssml_is_spoken(talking: RunningServer, talker: FakeTalker) -> None:
     assert len(audio) == 2 * PATCH + round(0.4 * RATE)
 
 
-def test_the_lexicon_of_a_request_is_before_that_of_the_server(talking: RunningServer, talker: FakeTalker) -> None:
+def test_the_lexicon_of_a_request_is_before_that_of_the_server(talking: RunningServer, talker: FakeEngine) -> None:
     speak(talking, "nginx GIFs GIF gif.", lexicon={"nginx": "n g i n x", "gif": "graphics"})
     assert spoken(talker) == ["n g i n x GIFs graphics graphics."]
     speak(talking, "nginx GIF gif.", lexicon={})
     assert spoken(talker) == ["engine x jif gif."]
 
 
-def test_the_server_names_solver_steps(talking: RunningServer, talker: FakeTalker) -> None:
+def test_the_server_names_solver_steps(talking: RunningServer, talker: FakeEngine) -> None:
     assert speak(talking, "One.").status_code == 200 and talker.requests[-1].solver_steps == 12
     assert speak(talking, "One.", inference_timesteps=5).status_code == 200 and talker.requests[-1].solver_steps == 5
 
@@ -304,7 +304,7 @@ def test_encoders_are_set_up_outside_the_event_loop(talking: RunningServer, monk
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_engine_may_retry_unless_a_length_was_asked_for(
-    talking: RunningServer, talker: FakeTalker, stream: bool
+    talking: RunningServer, talker: FakeEngine, stream: bool
 ) -> None:
     for fields, retries in (({}, RETRIES), ({"max_len": 3}, 0)):
         speak(talking, "One. Two.", stream=stream, **fields).raise_for_status()
@@ -313,7 +313,7 @@ def test_the_engine_may_retry_unless_a_length_was_asked_for(
 
 @pytest.mark.parametrize(("runaways", "reason"), [(0, "stop"), (1, "length")])
 def test_a_segment_that_ended_at_its_cap_is_counted_and_said(
-    talking: RunningServer, talker: FakeTalker, runaways: int, reason: str
+    talking: RunningServer, talker: FakeEngine, runaways: int, reason: str
 ) -> None:
     before = counted(talking, "speech_truncated_total")
     talker.runaways = runaways
@@ -387,7 +387,7 @@ def most(talking: RunningServer, monkeypatch: pytest.MonkeyPatch) -> int:
     return 400
 
 
-def test_numbers_cannot_make_a_text_endlessly_long(talking: RunningServer, talker: FakeTalker, most: int) -> None:
+def test_numbers_cannot_make_a_text_endlessly_long(talking: RunningServer, talker: FakeEngine, most: int) -> None:
     received = written(talking, *["777777777777777. "] * 20)
     (error, *_) = of_type(received, "error")
     assert error["param"] == "text" and f"more than {2 * most} characters" in error["message"]
@@ -396,7 +396,7 @@ def test_numbers_cannot_make_a_text_endlessly_long(talking: RunningServer, talke
     wait(lambda: talker.idle, what="the engine has nothing to do")
 
 
-def test_an_answer_has_its_pauses_and_its_lexicon(talking: RunningServer, talker: FakeTalker) -> None:
+def test_an_answer_has_its_pauses_and_its_lexicon(talking: RunningServer, talker: FakeEngine) -> None:
     text = "Hello nginx, dear. [pause:1.5s](so) Bye! [pause:500ms]"
     audio = answered(talking, text)
     assert "[pause:1.5s](so)" in audio["transcript"], "it is what the model wrote"
@@ -418,7 +418,7 @@ def test_an_answer_whose_numbers_are_too_long_ends_where_the_limit_is(talking: R
 
 
 @dataclass
-class SlowTalker(FakeTalker):
+class SlowTalker(FakeEngine):
     """Takes three seconds for a segment; each request is softer than the one before."""
 
     def _speak(self, speech: Speech) -> SpeechDelta | None:
@@ -472,7 +472,7 @@ def heard() -> Iterator[Heard]:
         HostedModel(("aligner",), "chat", nowhere, LatinAligner, 1, family_task="alignment"),
     ]
     catalog = Catalog([*talking_catalog().models, *hearing])
-    with running_server(catalog, lambda config: InlineLink(config, talker.serve), fixed_voices="off") as server:
+    with running_server(catalog, engine=talker.serve, fixed_voices="off") as server:
         yield Heard(talker, ears, server)
 
 

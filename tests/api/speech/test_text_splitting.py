@@ -10,7 +10,6 @@ from service.api.spoken_text.text_splitting import Granularity, TextSplitter, sp
 from tests.support.growth import is_linear
 from tests.support.rows import rows
 from tests.support.slow import slow
-from tests.support.splitting import split_text
 
 GRANULARITIES: list[Granularity] = ["none", "sentence", "clause"]
 
@@ -20,6 +19,10 @@ PIECES = [
     *("x" * 30, " ", " ", " ", "  ", "\n", "\n\n", " - "),
 ]
 texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=40).map("".join)
+
+
+def split_text(text: str, *, max_length: int, granularity: Granularity = "none") -> list[str]:
+    return TextSplitter(granularity, max_length=max_length).feed(text, final=True)
 
 
 def sentences(text: str) -> list[str]:
