@@ -26,7 +26,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from service.api.app import DOCUMENTS, ENDPOINTS, PROBES, SHARES
 from service.api.http.admission import Admission
 from service.api.http.errors import CLIENT_CLOSED, ApiError, ClientLeft, ErrorBody, bad_request, install_error_handlers
-from service.api.http.middleware import Guards, HostRule, KeyRing, RequestMiddleware, record_of
+from service.api.http.middleware import Guards, HostRule, RequestMiddleware, record_of
 from service.api.http.streaming import unless_disconnected
 from service.metrics.metrics import Metrics
 from service.settings.settings import Settings
@@ -123,7 +123,7 @@ class Front:
         settings = self._settings
         open_paths = [*PROBES, *(["/metrics", TARGETS] if settings.metrics_open else [])]
         open_paths += DOCUMENTS if settings.page else []
-        keys = KeyRing(settings.keys())
+        keys = settings.keys()
         hosts = HostRule(settings.host, settings.allowed_host, keyed=bool(keys))
         metrics = Metrics()
         app = FastAPI(openapi_url=None)

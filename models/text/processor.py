@@ -67,7 +67,8 @@ class TextProcessor:
             raise CheckpointError(f"the tokenizer has {tokenizer.vocab_size} ids, config.json says vocab_size {rows}")
         for kind, token_id in placeholders.items():
             if token_id not in tokenizer.special_ids.values():
-                raise CheckpointError(f"config.json: {token_id}, the placeholder of {kind}, is no special token")
+                field = f"{kind}_token_id or media_placeholder_token_id"
+                raise CheckpointError(f"config.json: {field} {token_id} is no special token of the tokenizer")
         self.placeholders = placeholders
         self.context_length = int(text["max_position_embeddings"])
         self.stop_token_ids = stop_token_ids(generation, tokenizer.special_ids, stop_tokens, text.get("eos_token_id"))

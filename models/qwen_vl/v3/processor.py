@@ -51,7 +51,8 @@ class Qwen3VLProcessor(TextProcessor):
         self._settings = repr((config.tower, config.images, config.videos)).encode()
         around = {config.vision_start_token_id, config.vision_end_token_id}
         if unknown := around - set(tokenizer.special_ids.values()):
-            raise CheckpointError(f"config.json: ids {sorted(unknown)} around vision tokens are not in tokenizer.json")
+            field = "vision_start_token_id or vision_end_token_id"
+            raise CheckpointError(f"config.json: {field} {sorted(unknown)} is not in tokenizer.json")
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         vision = self.config.tower.vision
