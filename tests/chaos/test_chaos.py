@@ -89,7 +89,7 @@ def no_engine_starts(patient: Patient) -> Iterator[None]:
 
 
 def test_clients_vanish_in_mid_stream(patient: Patient) -> None:
-    """As those that are killed: their ends of the connections are closed with bytes that nobody reads."""
+    """As if killed: their ends of the connections are closed with bytes that nobody reads."""
     requests = [
         ("/v1/chat/completions", endless()),
         ("/v1/chat/completions", endless(n=2, logprobs=True, top_logprobs=5)),

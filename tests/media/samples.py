@@ -127,7 +127,7 @@ def mutations(data: bytes, count: int, seed: int) -> Iterator[bytes]:
 
 
 def tried(files: Iterable[bytes], decode: Callable[[bytes], T], field: str) -> tuple[list[T], int]:
-    """What is made of those that are taken, and how many are refused; nothing else may come of one."""
+    """What the accepted ones make, and how many are refused; nothing else may come of one."""
     made, refused = list[T](), 0
     for file in files:
         try:
