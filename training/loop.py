@@ -98,9 +98,13 @@ def keep(trainer: Trainer, path: Path) -> None:
     trainer.kept()
 
 
-def arguments(description: str | None, *, seconds: float, rate: float, decay: float = 1.0) -> argparse.ArgumentParser:
+def arguments(
+    description: str | None, *, seconds: float, rate: float, decay: float = 1.0, data: bool = True
+) -> argparse.ArgumentParser:
+    """data: it learns from files, which are named first."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="what it learns from; may still be growing")
+    if data:
+        parser.add_argument("data", type=Path, help="what it learns from; may still be growing")
     parser.add_argument("out", type=Path, help="directory of states and records")
     parser.add_argument("--seconds", type=float, default=seconds, help="of this leg")
     parser.add_argument("--rate", type=float, default=rate, help="highest learning rate")

@@ -16,14 +16,13 @@ from models.qwen_vl.model import load_model
 from models.qwen_vl.processor import Qwen2VLProcessor, load_processor
 from tests.support.chat_golden import generate
 from tests.support.prompts import prompt_of
+from training.loop import publish
 from training.vision.blocks import on_device, pack, packed
-from training.vision.checkpoint import write
 from training.vision.conversations import ASKED, DEFAULT_SYSTEM, PICTURES, QUESTION, Encoder, Example, opening
-from training.vision.network import Network
+from training.vision.network import CONFIG, PUBLISHED, Network
 from training.vision.pictures import Picture
 from training.vision.questions import Turn
 from training.vision.train import Trainer
-from training.vision.vocabulary import CONFIG, tokenizer
 
 SMALL = CONFIG | {"num_hidden_layers": 2, "vision_config": CONFIG["vision_config"] | {"depth": 2}}
 OPTIONS = Namespace(blocks=1, auxiliary=0.3, compile=False)
@@ -71,7 +70,8 @@ def network() -> Network:
 @pytest.fixture(scope="module")
 def directory(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("checkpoint")
-    write(directory, SMALL, network.state_dict())
+    publish(PUBLISHED, directory, network.state_dict())
+    (directory / "config.json").write_text(json.dumps(SMALL), "utf-8")
     return directory
 
 
@@ -105,7 +105,7 @@ def prompt_and_answer(processor: Qwen2VLProcessor, example: Example) -> tuple[Pr
 def test_logits_ids_and_positions_are_the_products(network: Network, directory: Path, name: str) -> None:
     example, processor = EXAMPLES[name], load_processor(directory)
     prompt, answer = prompt_and_answer(processor, example)
-    encoder = Encoder(directory)
+    encoder = Encoder()
     tokens = encoder.tokens(example.pictures, example.conversations[0], example.openings[0])
     n = len(prompt.token_ids)
     assert tokens.ids[:n].tolist() == prompt.token_ids.tolist()
@@ -126,11 +126,10 @@ def test_logits_ids_and_positions_are_the_products(network: Network, directory: 
     assert float((trained[last][:, : steps.shape[1]] - steps).abs().max()) < 1e-4 * float(steps.abs().max())
 
 
-def test_steps_lower_the_loss(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer()), "utf-8")
-    ((block, _),) = pack(Encoder(tmp_path), [EXAMPLES["a picture and two turns"], EXAMPLES["a video"]])
+def test_steps_lower_the_loss() -> None:
+    ((block, _),) = pack(Encoder(), [EXAMPLES["a picture and two turns"], EXAMPLES["a video"]])
     torch.manual_seed(0)
-    trainer = Trainer(SMALL, OPTIONS, None)
+    trainer = Trainer(Network(SMALL), OPTIONS, None)
     for name, value in block.items():
         trainer.batch[name][0] = value
     losses = [float(trainer.step(2e-3, 0.0)["answers"]) for _ in range(3)]

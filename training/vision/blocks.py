@@ -9,7 +9,6 @@ import queue
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -179,13 +178,13 @@ def pack(encoder: Encoder, examples: Sequence[Example]) -> list[Held]:
 class Drawn(IterableDataset[Fields]):
     """Blocks without end."""
 
-    def __init__(self, tokenizer: Path, seed: int) -> None:
-        self._tokenizer, self._seed = tokenizer, seed
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
 
     def __iter__(self) -> Iterator[Fields]:
         use_threads(1)
         worker = get_worker_info()
-        random, encoder = Random(self._seed * 1000 + (worker.id if worker else 0)), Encoder(self._tokenizer)
+        random, encoder = Random(self._seed * 1000 + (worker.id if worker else 0)), Encoder()
         waiting: Example | None = None
         while True:
             packer = Packer(encoder)

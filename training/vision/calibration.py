@@ -19,11 +19,9 @@ from torch import Tensor
 
 from training.loop import device, save_weights
 from training.vision.blocks import on_device, packed
-from training.vision.checkpoint import load
 from training.vision.conversations import Encoder, make_example
-from training.vision.network import Network
+from training.vision.network import Network, load
 from training.vision.questions import ONLY
-from training.vision.vocabulary import PUBLISHED
 
 NATS = 3.0
 EXAMPLES = 400
@@ -43,7 +41,7 @@ def hidden_behind(network: Network, encoder: Encoder, token: int) -> Tensor:
 
 
 def calibrate(weights: Path, out: Path) -> None:
-    encoder = Encoder(PUBLISHED)
+    encoder = Encoder()
     first, second = encoder.encode(ONLY)[:2]
     rows = hidden_behind(load(weights, device()), encoder, first).cpu()
     ridge = rows.T @ rows + torch.eye(rows.shape[1])

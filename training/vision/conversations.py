@@ -18,6 +18,7 @@ from models.text.tools import hermes_turns
 from training.vision import scenes
 from training.vision.charts import chart_picture
 from training.vision.drawings import strange_clip, strange_picture
+from training.vision.network import PUBLISHED
 from training.vision.pictures import CELL, Picture
 from training.vision.questions import MAKERS, Ask, Turn, follow_up
 
@@ -201,13 +202,12 @@ class Tokens:
 class Encoder:
     """Conversations to ids, as the chat template of the checkpoint writes them."""
 
-    def __init__(self, directory: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    def __init__(self) -> None:
+        self._tokenizer = Tokenizer.from_file(str(PUBLISHED / "tokenizer.json"))
         special = self._special
         self.start, self.end = special("<|im_start|>"), special("<|im_end|>")
         self.vision_start, self.vision_end = special("<|vision_start|>"), special("<|vision_end|>")
         self.image, self.video = special("<|image_pad|>"), special("<|video_pad|>")
-        self.vocab_size = self._tokenizer.get_vocab_size()
         self.encode = lru_cache(maxsize=65536)(self._encode)
 
     def _special(self, name: str) -> int:

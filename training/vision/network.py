@@ -6,11 +6,14 @@ the tower to see long before answers do.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
@@ -18,6 +21,8 @@ from torch.nn.attention.varlen import varlen_attn
 from training.transformer import Block, Parts, RMSNorm, Rotary, layer_norm, linear, rotary_of, rotate
 from training.vision.pictures import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES
 
+PUBLISHED = Path(__file__).parents[2] / "models/embedded/qwen2_vl"
+CONFIG: dict[str, Any] = json.loads((PUBLISHED / "config.json").read_text(encoding="utf-8"))
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 LETTERS_PER_CELL = 6
@@ -223,3 +228,12 @@ class Network(nn.Module):
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
+
+
+def load(weights: Path, device: torch.device) -> Network:
+    """The network with a checkpoint's weights in float32."""
+    network = Network(CONFIG)
+    missing = network.load_state_dict(load_file(weights), strict=False)
+    if missing.unexpected_keys or any(not name.startswith("auxiliary.") for name in missing.missing_keys):
+        raise ValueError(f"{weights}: not the tensors of this network: {missing}")
+    return network.to(device)

@@ -27,13 +27,11 @@ from torch.nn import functional as F
 
 from training.loop import device, hashes
 from training.vision.blocks import LONGEST, Packer, packed
-from training.vision.checkpoint import load
 from training.vision.conversations import ASKED, Encoder, Example
-from training.vision.network import Network
+from training.vision.network import PUBLISHED, Network, load
 from training.vision.pictures import MAX_PIXELS, MIN_PIXELS, Canvas, Picture, finished
 from training.vision.questions import MANY, ONLY, Turn
 from training.vision.scenes import VIDEO_MIN_PIXELS
-from training.vision.vocabulary import PUBLISHED
 
 DATA = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 GATES = {"right": 0.92, "refused": 0.02, "honest of a picture": 0.97}
@@ -219,13 +217,11 @@ def failures(shares: Mapping[str, float]) -> list[str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--directory", type=Path, default=PUBLISHED)
-    parser.add_argument("--weights", type=Path, help="default: the checkpoint's")
+    parser.add_argument("--weights", type=Path, default=PUBLISHED / "model.safetensors")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    weights = options.weights or options.directory / "model.safetensors"
-    found = measure(load(weights, device()), Encoder(options.directory))
-    report = json.dumps({"sha256": hashes(weights)[weights.name], **found}, indent=1, ensure_ascii=False)
+    found = measure(load(options.weights, device()), Encoder())
+    report = json.dumps({"sha256": hashes(options.weights)[options.weights.name], **found}, indent=1, ensure_ascii=False)
     if options.json:
         options.json.write_text(report + "\n", encoding="utf-8")
     print(report)
