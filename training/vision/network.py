@@ -66,24 +66,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int, causal: bo
     return torch.cat(parts), None
 
 
-class _Rows(torch.autograd.Function):
-    """table[index], whose gradient is added up by atomics: that of indexing sorts first."""
-
-    @staticmethod
-    def forward(context, table: Tensor, index: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        context.save_for_backward(index)
-        context.shape = table.shape
-        return table[index]
-
-    @staticmethod
-    def backward(context, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
-        (index,) = context.saved_tensors
-        total = torch.zeros(context.shape, dtype=torch.float32, device=gradient.device)
-        return total.index_add_(0, index, gradient.float()).to(gradient.dtype), None
-
-
 def rows_of(table: Tensor, index: Tensor) -> Tensor:
-    return _Rows.apply(table, index)
+    """table[index], whose gradient is added up by atomics, in float32: that of indexing sorts first."""
+    return table.float().index_select(0, index).to(table.dtype)
 
 
 class VisionBlock(nn.Module):
