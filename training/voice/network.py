@@ -246,27 +246,27 @@ class Objective(nn.Module):
     def forward(self, batch: Batch, store: Store, guidance: float) -> tuple[Tensor, dict[str, Tensor]]:
         """-> the loss, and its parts for people. guidance: weight of the attention that is shown where to look."""
         network, device = self.network, store.latents.device
-        rows, length = batch.token_ids.shape
+        rows, length = batch["token_ids"].shape
         clean = store.latents.view(-1, FRAMES, LATENT_DIM)
-        past = clean[batch.audio_patch].float()
-        past = past + batch.audio_noise[:, None, None] * torch.randn_like(past)
+        past = clean[batch["audio_patch"]].float()
+        past = past + batch["audio_noise"][:, None, None] * torch.randn_like(past)
         embeds = network.embed_patches(past)
         flat = torch.zeros(rows * length + 1, embeds.shape[1], dtype=embeds.dtype, device=device)
-        flat = flat.index_copy(0, batch.audio_place, embeds)[:-1].view(rows, length, -1)
-        mask = causal_mask(batch.documents)
+        flat = flat.index_copy(0, batch["audio_place"], embeds)[:-1].view(rows, length, -1)
+        mask = causal_mask(batch["documents"])
         guided = GUIDED if guidance else {}
         hidden, residual, logits = network.backbone(
-            batch.token_ids, batch.is_patch, flat, batch.positions, mask, guided
+            batch["token_ids"], batch["is_patch"], flat, batch["positions"], mask, guided
         )
-        lm, res = (x.flatten(0, 1).index_select(0, batch.place) for x in (hidden, residual))
-        mu, target, weight = network.condition(lm, res), clean[batch.patch].float(), batch.weight
+        lm, res = (x.flatten(0, 1).index_select(0, batch["place"]) for x in (hidden, residual))
+        mu, target, weight = network.condition(lm, res), clean[batch["patch"]].float(), batch["weight"]
         total = weight.sum()
-        stop = F.cross_entropy(network.stop_logits(lm).float(), batch.last, reduction="none")
+        stop = F.cross_entropy(network.stop_logits(lm).float(), batch["last"], reduction="none")
         phones, mean = self.helpers(mu)
-        spoken = store.phones.view(-1, FRAMES)[batch.patch].long()
+        spoken = store.phones.view(-1, FRAMES)[batch["patch"]].long()
         heard = F.cross_entropy(phones.float().transpose(1, 2), spoken, reduction="none").mean(1)
         missed = (mean.float() - target).square().mean((1, 2))
-        before = past[batch.before] * (batch.before < len(past) - 1)[:, None, None]
+        before = past[batch["before"]] * (batch["before"] < len(past) - 1)[:, None, None]
         parts = {
             "flow": (self._flow(mu, target, before) * weight).sum() / total,
             "stop": (stop * weight).sum() / total,
@@ -295,12 +295,12 @@ class Objective(nn.Module):
 
     def _guidance(self, batch: Batch, logits: list[Tensor]) -> Tensor:
         """-> minus the logarithm of the share of attention that falls on the characters being spoken [n]."""
-        length = batch.token_ids.shape[1]
-        row, column = batch.place // length, batch.place % length
+        length = batch["token_ids"].shape[1]
+        row, column = batch["place"] // length, batch["place"] % length
         keys = torch.arange(length, device=row.device)
-        own = batch.documents[row] == batch.documents[row, column][:, None]
+        own = batch["documents"][row] == batch["documents"][row, column][:, None]
         allowed = own & (keys <= column[:, None])
-        wanted = (keys >= batch.span[:, :1]) & (keys < batch.span[:, 1:]) & allowed
+        wanted = (keys >= batch["span"][:, :1]) & (keys < batch["span"][:, 1:]) & allowed
         total = torch.zeros(len(row), device=row.device)
         for values in logits:
             chosen = values[row, :, column]

@@ -46,7 +46,9 @@ class Trainer:
             yield packer.batch()
 
     def step(self, rate: float, share: float) -> dict[str, Tensor]:
-        batch = self._feed.take().to(self.device)
+        batch = self._feed.take()
+        if self.device.type == "cuda":
+            batch = {name: value.pin_memory().to(self.device, non_blocking=True) for name, value in batch.items()}
         guidance = max(0.0, 0.3 * (1.0 - (self.options.guided + share) / 0.8))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             loss, parts = self.network(batch, self.store, guidance)
