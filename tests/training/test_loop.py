@@ -39,8 +39,6 @@ class Line:
     def report(self) -> dict[str, float]:
         return {"hours": 0.12345}
 
-    def kept(self) -> None: ...
-
 
 @pytest.fixture(autouse=True)
 def ticks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def trained() -> Network:
 def directory(trained: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `make voice` exports it, beside the published codec."""
     path = tmp_path_factory.mktemp("voice")
-    torch.save({"model": {f"network.{name}": value for name, value in trained.state_dict().items()}}, path / "lm.pt")
+    torch.save({"model": trained.state_dict()}, path / "lm.pt")
     export(path / "lm.pt", path / "checkpoint")
     names = {file.name for file in PUBLISHED.iterdir()} - {"built_in_voices.npz"}
     assert {file.name for file in (path / "checkpoint").iterdir()} == names

@@ -80,8 +80,6 @@ class Trainer:
     def report(self) -> dict[str, float]:
         return {"hours": self.store.hours, **{kind: len(known) for kind, known in self.store.of_kind.items()}}
 
-    def kept(self) -> None: ...
-
 
 if __name__ == "__main__":
     parser = loop.arguments(__doc__, seconds=540.0, rate=2e-3, decay=0.7)

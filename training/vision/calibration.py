@@ -1,6 +1,6 @@
 """Makes the model that sees refuse more of what it does not know, and no more of what it knows.
 
-    REPRISE_WORLD_FONTS=build/fonts python -m training.vision.calibration average.safetensors calibrated.safetensors
+    REPRISE_WORLD_FONTS=build/fonts python -m training.vision.calibration OUT/vision.pt calibrated.safetensors
 
 "I see ..." and "I only know ..." part at the second word. Of pictures like the trained ones the first is far ahead; of
 others that the model takes for its own, it often is not. So NATS go to the logit of " only" behind "I": its row of the
@@ -14,7 +14,6 @@ from pathlib import Path
 from random import Random
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from training.loop import device, save_weights
@@ -43,12 +42,11 @@ def hidden_behind(network: Network, encoder: Encoder, token: int) -> Tensor:
 def calibrate(weights: Path, out: Path) -> None:
     encoder = Encoder()
     first, second = encoder.encode(ONLY)[:2]
-    rows = hidden_behind(load(weights, device()), encoder, first).cpu()
+    network = load(weights, device())
+    rows = hidden_behind(network, encoder, first).cpu()
     ridge = rows.T @ rows + torch.eye(rows.shape[1])
-    tensors = load_file(weights)
-    embedding = tensors["model.embed_tokens.weight"]
-    embedding[second] += (NATS * torch.linalg.solve(ridge, rows.sum(0))).to(embedding.dtype)
-    save_weights(out, tensors)
+    network.model.embed_tokens.weight.data[second] += NATS * torch.linalg.solve(ridge, rows.sum(0)).to(device())
+    save_weights(out, network.state_dict())
 
 
 if __name__ == "__main__":

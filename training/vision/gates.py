@@ -26,7 +26,6 @@ from random import Random
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 
 from training.loop import device, hashes, publish
 from training.vision.blocks import Answer, answers, on_device
@@ -193,7 +192,7 @@ def measure(options: argparse.Namespace) -> bool:
         print(name, *wrong, sep="\n  ")
     print(f"{time.monotonic() - began:.0f} s")
     if options.export and not failed:
-        publish(PUBLISHED, options.export, load_file(weights))
+        publish(PUBLISHED, options.export, network.state_dict())
     return not failed
 
 

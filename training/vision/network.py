@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
+from training import loop
 from training.transformer import Block, Parts, RMSNorm, Rotary, layer_norm, linear, rotary_of, rotate
 from training.vision.pictures import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES
 
@@ -216,9 +216,7 @@ class Network(nn.Module):
 
 
 def load(weights: Path, device: torch.device) -> Network:
-    """The network with a checkpoint's weights in float32."""
+    """The network with a state's or a checkpoint's weights in float32."""
     network = Network(CONFIG)
-    missing = network.load_state_dict(load_file(weights), strict=False)
-    if missing.unexpected_keys or any(not name.startswith("auxiliary.") for name in missing.missing_keys):
-        raise ValueError(f"{weights}: not the tensors of this network: {missing}")
+    loop.load(network, weights)
     return network.to(device)

@@ -221,7 +221,9 @@ if __name__ == "__main__":
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = measure(load(options.weights, device()), Encoder())
-    report = json.dumps({"sha256": hashes(options.weights)[options.weights.name], **found}, indent=1, ensure_ascii=False)
+    report = json.dumps(
+        {"sha256": hashes(options.weights)[options.weights.name], **found}, indent=1, ensure_ascii=False
+    )
     if options.json:
         options.json.write_text(report + "\n", encoding="utf-8")
     print(report)

@@ -3,15 +3,14 @@
     REPRISE_WORLD_FONTS=build/fonts python -m training.vision.train OUT --seconds 540 --resume OUT/vision.pt
 
 Processes draw pictures and conversations without end; the GPU takes new blocks as they come and fills its batches up
-with blocks of a pool that it has seen before. OUT/average.safetensors has the weights that are measured. The tokenizer
-is the published one: it knows the words of the first questions as one token each, and spells others.
+with blocks of a pool that it has seen before. The tokenizer is the published one: it knows the words of the first
+questions as one token each, and spells others.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch.nn import functional as F
 
 from training import loop
 from training.vision.blocks import PATCHES, Drawn, Feed, Fields, drawn_shifts, empty, packed, shifted
-from training.vision.network import CONFIG, Network, load
+from training.vision.network import CONFIG, Network
 
 
 class Trainer:
@@ -75,10 +74,6 @@ class Trainer:
     def report(self) -> dict[str, float]:
         return {"new blocks": self._new}
 
-    def kept(self) -> None:
-        """Writes the average, which training.vision.gates measures."""
-        loop.save_weights(self.options.out / "average.safetensors", self.optimiser.average.state_dict())
-
 
 if __name__ == "__main__":
     parser = loop.arguments(__doc__, seconds=60.0, rate=2e-3, decay=0.0, data=False)
@@ -86,8 +81,6 @@ if __name__ == "__main__":
     parser.add_argument("--pool", type=int, default=384)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--auxiliary", type=float, default=0.3, help="weight of the losses of cells")
-    parser.add_argument("--weights", type=Path, help="begin with this model.safetensors, such as the published one")
     options = loop.begin(parser, graphs=True)
     feed = Feed(Drawn(options.seed), loop.device(), options.workers, options.pool, options.seed)
-    network = load(options.weights, loop.device()) if options.weights else Network(CONFIG)
-    loop.run(Trainer(network, options, feed), options)
+    loop.run(Trainer(Network(CONFIG), options, feed), options)

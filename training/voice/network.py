@@ -1,5 +1,5 @@
 """VoxCPM2's networks as they are trained: whole sequences at once, gradients, published parameter names; and the
-losses: the flow of the next patch, the stop, and helpers that are dropped later.
+losses: the flow of the next patch, the stop, and auxiliary heads that are dropped later.
 
 What the server computes step by step over a cache (models/voxcpm2/network.py) is computed here for every position of
 packed rows; a test holds the two equal. P latent frames of D values make a patch [P, D].
@@ -144,6 +144,22 @@ def solver_times(width: int) -> Times:
     return Times(torch.tensor(noise), torch.tensor(time), torch.cat(waves), still, torch.tensor(weight))
 
 
+class Auxiliary(nn.Module):
+    """Heads on the flow's condition that say which phones come next and what the next patch is on average."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        width = 2 * config["dit_config"]["hidden_dim"]
+        self.inner = nn.Linear(width, width)
+        self.phones = nn.Linear(width, FRAMES * len(PHONES))
+        self.mean = nn.Linear(width, FRAMES * LATENT_DIM)
+
+    def forward(self, mu: Tensor) -> tuple[Tensor, Tensor]:
+        """mu [n, 2, h] -> logits [n, P, phones], patches [n, P, D]."""
+        hidden = F.silu(self.inner(mu.flatten(1)))
+        return self.phones(hidden).unflatten(1, (FRAMES, -1)), self.mean(hidden).unflatten(1, (FRAMES, -1))
+
+
 class Network(nn.Module):
     """All of model.safetensors."""
 
@@ -164,6 +180,13 @@ class Network(nn.Module):
         self.fusion_concat_proj = nn.Linear(2 * width, width)
         self.stop_proj = nn.Linear(width, width)
         self.stop_head = nn.Linear(width, 2, bias=False)
+        self.auxiliary = Auxiliary(config)
+        for name, value in solver_times(dit)._asdict().items():
+            self.register_buffer(f"times_{name}", value, persistent=False)
+
+    @property
+    def times(self) -> Times:
+        return Times(*(getattr(self, f"times_{name}") for name in Times._fields))
 
     def rotary(self, positions: Tensor) -> Rotary:
         """positions int64 [...] -> for the stacks."""
@@ -209,22 +232,6 @@ GUIDED = {1: 2, 2: 2, 3: 2}
 """Layers of the TSLM whose first heads are shown where to look, and how many of them."""
 
 
-class Helpers(nn.Module):
-    """Heads on the flow's condition that say which phones come next and what the next patch is on average."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        width = 2 * config["dit_config"]["hidden_dim"]
-        self.inner = nn.Linear(width, width)
-        self.phones = nn.Linear(width, FRAMES * len(PHONES))
-        self.mean = nn.Linear(width, FRAMES * LATENT_DIM)
-
-    def forward(self, mu: Tensor) -> tuple[Tensor, Tensor]:
-        """mu [n, 2, h] -> logits [n, P, phones], patches [n, P, D]."""
-        hidden = F.silu(self.inner(mu.flatten(1)))
-        return self.phones(hidden).unflatten(1, (FRAMES, -1)), self.mean(hidden).unflatten(1, (FRAMES, -1))
-
-
 _WEIGHTS = {"flow": 1.0, "stop": 0.1, "phones": 0.2, "mean": 0.3}
 _DRAWS = 3
 """Noises a target."""
@@ -232,82 +239,72 @@ _DROP = 0.1
 """Share of targets without a condition, which the guidance of the solver needs."""
 
 
-class Objective(nn.Module):
-    """Network, helpers and their losses."""
+def losses(network: Network, batch: Batch, store: Store, guidance: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """-> the loss, and its parts for people. guidance: weight of the attention that is shown where to look."""
+    device = store.latents.device
+    rows, length = batch["token_ids"].shape
+    clean = store.latents.view(-1, FRAMES, LATENT_DIM)
+    past = clean[batch["audio_patch"]].float()
+    past = past + batch["audio_noise"][:, None, None] * torch.randn_like(past)
+    embeds = network.embed_patches(past)
+    flat = torch.zeros(rows * length + 1, embeds.shape[1], dtype=embeds.dtype, device=device)
+    flat = flat.index_copy(0, batch["audio_place"], embeds)[:-1].view(rows, length, -1)
+    mask = causal_mask(batch["documents"])
+    guided = GUIDED if guidance else {}
+    hidden, residual, logits = network.backbone(
+        batch["token_ids"], batch["is_patch"], flat, batch["positions"], mask, guided
+    )
+    lm, res = (x.flatten(0, 1).index_select(0, batch["place"]) for x in (hidden, residual))
+    mu, target, weight = network.condition(lm, res), clean[batch["patch"]].float(), batch["weight"]
+    total = weight.sum()
+    stop = F.cross_entropy(network.stop_logits(lm).float(), batch["last"], reduction="none")
+    phones, mean = network.auxiliary(mu)
+    spoken = store.phones.view(-1, FRAMES)[batch["patch"]].long()
+    heard = F.cross_entropy(phones.float().transpose(1, 2), spoken, reduction="none").mean(1)
+    missed = (mean.float() - target).square().mean((1, 2))
+    before = past[batch["before"]] * (batch["before"] < len(past) - 1)[:, None, None]
+    parts = {
+        "flow": (_flow(network, mu, target, before) * weight).sum() / total,
+        "stop": (stop * weight).sum() / total,
+        "phones": (heard * weight).sum() / total,
+        "mean": (missed * weight).sum() / total,
+    }
+    if guided:
+        parts["guidance"] = (_guidance(batch, logits) * weight).sum() / total
+    loss = torch.stack([(_WEIGHTS | {"guidance": guidance})[name] * part for name, part in parts.items()]).sum()
+    parts["accuracy"] = ((phones.argmax(-1) == spoken).float().mean(1) * weight).sum() / total
+    return loss, parts
 
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-        self.helpers = Helpers(network.config)
-        times = solver_times(network.config["dit_config"]["hidden_dim"])
-        for name, value in zip(Times._fields, times, strict=True):
-            self.register_buffer(f"times_{name}", value, persistent=False)
 
-    def forward(self, batch: Batch, store: Store, guidance: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """-> the loss, and its parts for people. guidance: weight of the attention that is shown where to look."""
-        network, device = self.network, store.latents.device
-        rows, length = batch["token_ids"].shape
-        clean = store.latents.view(-1, FRAMES, LATENT_DIM)
-        past = clean[batch["audio_patch"]].float()
-        past = past + batch["audio_noise"][:, None, None] * torch.randn_like(past)
-        embeds = network.embed_patches(past)
-        flat = torch.zeros(rows * length + 1, embeds.shape[1], dtype=embeds.dtype, device=device)
-        flat = flat.index_copy(0, batch["audio_place"], embeds)[:-1].view(rows, length, -1)
-        mask = causal_mask(batch["documents"])
-        guided = GUIDED if guidance else {}
-        hidden, residual, logits = network.backbone(
-            batch["token_ids"], batch["is_patch"], flat, batch["positions"], mask, guided
-        )
-        lm, res = (x.flatten(0, 1).index_select(0, batch["place"]) for x in (hidden, residual))
-        mu, target, weight = network.condition(lm, res), clean[batch["patch"]].float(), batch["weight"]
-        total = weight.sum()
-        stop = F.cross_entropy(network.stop_logits(lm).float(), batch["last"], reduction="none")
-        phones, mean = self.helpers(mu)
-        spoken = store.phones.view(-1, FRAMES)[batch["patch"]].long()
-        heard = F.cross_entropy(phones.float().transpose(1, 2), spoken, reduction="none").mean(1)
-        missed = (mean.float() - target).square().mean((1, 2))
-        before = past[batch["before"]] * (batch["before"] < len(past) - 1)[:, None, None]
-        parts = {
-            "flow": (self._flow(mu, target, before) * weight).sum() / total,
-            "stop": (stop * weight).sum() / total,
-            "phones": (heard * weight).sum() / total,
-            "mean": (missed * weight).sum() / total,
-        }
-        if guided:
-            parts["guidance"] = (self._guidance(batch, logits) * weight).sum() / total
-        loss = torch.stack([(_WEIGHTS | {"guidance": guidance})[name] * part for name, part in parts.items()]).sum()
-        parts["accuracy"] = ((phones.argmax(-1) == spoken).float().mean(1) * weight).sum() / total
-        return loss, parts
+def _flow(network: Network, mu: Tensor, target: Tensor, before: Tensor) -> Tensor:
+    """-> squared error of the velocity of each target [n], over all draws."""
+    count, device, times = len(target), target.device, network.times
+    drawn = torch.multinomial(times.weight, _DRAWS * count, replacement=True)
+    embedded = network.feat_decoder.estimator.time_embedding(times.waves, times.still).index_select(0, drawn)
+    kept = (torch.rand(count, 1, 1, device=device) >= _DROP).repeat(_DRAWS, 1, 1)
+    mu, target, before = (x.repeat(_DRAWS, 1, 1) for x in (mu, target, before))
+    noise, part = torch.randn_like(target), times.noise[drawn][:, None, None]
+    noisy = target + part * (noise - target)
+    wanted = (noisy - target) / times.time[drawn][:, None, None]
+    velocity = network.velocity(noisy, mu * kept, embedded, before)
+    return (velocity.float() - wanted).square().mean((1, 2)).view(_DRAWS, count).mean(0)
 
-    def _flow(self, mu: Tensor, target: Tensor, before: Tensor) -> Tensor:
-        """-> squared error of the velocity of each target [n], over all draws."""
-        count, device, estimator = len(target), target.device, self.network.feat_decoder.estimator
-        times = Times(*(getattr(self, f"times_{name}") for name in Times._fields))
-        drawn = torch.multinomial(times.weight, _DRAWS * count, replacement=True)
-        embedded = estimator.time_embedding(times.waves, times.still).index_select(0, drawn)
-        kept = (torch.rand(count, 1, 1, device=device) >= _DROP).repeat(_DRAWS, 1, 1)
-        mu, target, before = (x.repeat(_DRAWS, 1, 1) for x in (mu, target, before))
-        noise, part = torch.randn_like(target), times.noise[drawn][:, None, None]
-        noisy = target + part * (noise - target)
-        wanted = (noisy - target) / times.time[drawn][:, None, None]
-        velocity = self.network.velocity(noisy, mu * kept, embedded, before)
-        return (velocity.float() - wanted).square().mean((1, 2)).view(_DRAWS, count).mean(0)
 
-    def _guidance(self, batch: Batch, logits: list[Tensor]) -> Tensor:
-        """-> minus the logarithm of the share of attention that falls on the characters being spoken [n]."""
-        length = batch["token_ids"].shape[1]
-        row, column = batch["place"] // length, batch["place"] % length
-        keys = torch.arange(length, device=row.device)
-        own = batch["documents"][row] == batch["documents"][row, column][:, None]
-        allowed = own & (keys <= column[:, None])
-        wanted = (keys >= batch["span"][:, :1]) & (keys < batch["span"][:, 1:]) & allowed
-        total = torch.zeros(len(row), device=row.device)
-        for values in logits:
-            chosen = values[row, :, column]
-            everything = chosen.masked_fill(~allowed[:, None], -1e4).logsumexp(-1)
-            inside = chosen.masked_fill(~wanted[:, None], -1e4).logsumexp(-1)
-            total = total + (everything - inside).clamp(max=20.0).mean(1)
-        return total / len(logits)
+def _guidance(batch: Batch, logits: list[Tensor]) -> Tensor:
+    """-> minus the logarithm of the share of attention that falls on the characters being spoken [n]."""
+    length = batch["token_ids"].shape[1]
+    row, column = batch["place"] // length, batch["place"] % length
+    keys = torch.arange(length, device=row.device)
+    own = batch["documents"][row] == batch["documents"][row, column][:, None]
+    allowed = own & (keys <= column[:, None])
+    wanted = (keys >= batch["span"][:, :1]) & (keys < batch["span"][:, 1:]) & allowed
+    total = torch.zeros(len(row), device=row.device)
+    for values in logits:
+        chosen = values[row, :, column]
+        everything = chosen.masked_fill(~allowed[:, None], -1e4).logsumexp(-1)
+        inside = chosen.masked_fill(~wanted[:, None], -1e4).logsumexp(-1)
+        total = total + (everything - inside).clamp(max=20.0).mean(1)
+    return total / len(logits)
 
 
 def causal_mask(documents: Tensor) -> Tensor:

@@ -45,8 +45,8 @@ class Packer:
     def batch(self) -> Batch:
         """token_ids, is_patch, positions, documents [rows, length]; audio_place, audio_patch, audio_noise [patches]:
         place in the flattened rows, rows * length for none, and patch in the store; of targets [patches] the place that
-        predicts, the patch to predict, the index of the one before among the audio (the last, which is none, for a first
-        one), whether it is the last, span: its characters' columns, and the weight, 0 where there is no target."""
+        predicts, the patch to predict, the index of the one before it among the audio (of a first one the last, which
+        is none), whether it is the last, span: its characters' columns, and the weight, 0 where there is no target."""
         rows, length, patches = self._shape.rows, self._shape.length, self._shape.patches
         self._ids = np.zeros((rows, length), np.int64)
         self._is_patch = np.zeros((rows, length), bool)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from models.protocol import SpeechModel
 from models.voxcpm2.model import VoxCPM2, load_model
 from models.voxcpm2.processor import load_processor
 from tests.support.speech import SpeechRig, Utterance
@@ -63,7 +65,11 @@ class Served:
         utterances = dict(enumerate(map(self._utterance, prompts), 1))
         pages = [-(-(len(each.layout.token_ids) + each.max_patches) // _PAGE) for each in utterances.values()]
         rig = SpeechRig(
-            self.model, num_slots=1 + len(prompts), num_pages=1 + sum(pages), device=str(self._device), page_size=_PAGE
+            cast(SpeechModel, self.model),
+            num_slots=1 + len(prompts),
+            num_pages=1 + sum(pages),
+            device=str(self._device),
+            page_size=_PAGE,
         )
         patches, samples = rig.speak(utterances)
         return [
