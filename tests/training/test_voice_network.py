@@ -37,7 +37,7 @@ def randomised(module: torch.nn.Module) -> torch.nn.Module:
 @pytest.fixture(scope="module")
 def trained() -> Network:
     torch.manual_seed(0)
-    network = Network(CONFIG)
+    network = Network()
     randomised(network)
     return network
 
@@ -90,7 +90,7 @@ def test_velocity_and_stop(trained: Network, served: VoxCPM2) -> None:
     torch.testing.assert_close(mu, torch.stack(served.network.condition(lm, residual), dim=1), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(network.stop_logits(lm), served.network.stop_logits(lm), atol=1e-4, rtol=1e-4)
     times = solver_times(CONFIG["dit_config"]["hidden_dim"])
-    table = network.feat_decoder.estimator.time_embedding(times.waves, times.still)
+    table = network.time_embedding(times.waves, times.still)
     solver = served.solver(SOLVER_STEPS[0])
     torch.testing.assert_close(table[: len(solver.time_table)], solver.time_table, atol=1e-4, rtol=1e-4)
     dit = served.network.feat_decoder

@@ -17,10 +17,13 @@ from torch import Tensor, nn
 from models.voxcpm2.config import SOLVER_STEPS
 from models.voxcpm2.solver import schedule, sinusoid
 from training.transformer import Block, Parts, RMSNorm, Rotary, rotary_of
+from training.voice.config import CONFIG
 from training.voice.corpus import Store
 from training.voice.flite import PHONES
 from training.voice.latents import FRAMES, LATENT_DIM
 from training.voice.packing import Batch
+
+_LM, _ENCODER, _DIT = (CONFIG[f"{name}_config"] for name in ("lm", "encoder", "dit"))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: int) -> tuple[Tensor, Tensor | None]:
@@ -34,12 +37,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: int) -> 
 
 
 class Stack(nn.Module):
-    def __init__(self, config: dict[str, Any], part: dict[str, Any], layers: int) -> None:
+    """part: lm_config, encoder_config or dit_config."""
+
+    def __init__(self, part: dict[str, Any], layers: int) -> None:
         super().__init__()
-        lm = config["lm_config"]
         width, inner = part.get("hidden_dim") or part["hidden_size"], part.get("ffn_dim") or part["intermediate_size"]
         heads = part.get("num_heads") or part["num_attention_heads"]
-        shape, eps = (width, inner, heads, lm["num_key_value_heads"], part["kv_channels"]), lm["rms_norm_eps"]
+        shape, eps = (width, inner, heads, _LM["num_key_value_heads"], part["kv_channels"]), _LM["rms_norm_eps"]
         self.layers = nn.ModuleList(Block(*shape, eps=eps) for _ in range(layers))
         self.norm = RMSNorm(width, eps)
         for block in self.layers:
@@ -56,66 +60,6 @@ class Stack(nn.Module):
             if logits is not None:
                 all_logits.append(logits)
         return self.norm(x), all_logits
-
-
-class LocalEncoder(nn.Module):
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        part = config["encoder_config"]
-        self.in_proj = nn.Linear(config["feat_dim"], part["hidden_dim"])
-        self.special_token = nn.Parameter(torch.randn(1, 1, 1, part["hidden_dim"]))
-        self.encoder = Stack(config, part, part["num_layers"])
-
-    def forward(self, patches: Tensor, rotary: Rotary) -> Tensor:
-        tokens = self.in_proj(patches)
-        special = self.special_token[0].expand(len(patches), -1, -1).to(tokens.dtype)
-        return self.encoder(torch.cat((special, tokens), dim=1), rotary, None)[0][:, 0]
-
-
-class TimeMLP(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear_1 = nn.Linear(width, width)
-        self.linear_2 = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear_2(F.silu(self.linear_1(x)))
-
-
-class Estimator(nn.Module):
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        part, features = config["dit_config"], config["feat_dim"]
-        width = part["hidden_dim"]
-        self.in_proj = nn.Linear(features, width)
-        self.cond_proj = nn.Linear(features, width)
-        self.out_proj = nn.Linear(width, features)
-        self.time_mlp = TimeMLP(width)
-        self.delta_time_mlp = TimeMLP(width)
-        self.decoder = Stack(config, part, part["num_layers"])
-
-    def time_embedding(self, waves: Tensor, still: Tensor) -> Tensor:
-        return self.time_mlp(waves) + self.delta_time_mlp(still)
-
-    def forward(self, x: Tensor, mu: Tensor, time: Tensor, previous: Tensor, rotary: Rotary) -> Tensor:
-        """x and previous [n, P, D], mu [n, 2, h], time [n, h] -> velocity [n, P, D]."""
-        noisy, before = self.in_proj(x), self.cond_proj(previous)
-        tokens = torch.cat((mu.to(noisy.dtype), time[:, None].to(noisy.dtype), before, noisy), dim=1)
-        return self.out_proj(self.decoder(tokens, rotary, None)[0][:, -x.shape[1] :])
-
-
-class Quantizer(nn.Module):
-    def __init__(self, width: int, latent: int, scale: int) -> None:
-        super().__init__()
-        self.in_proj = nn.Linear(width, latent)
-        self.out_proj = nn.Linear(latent, width)
-        self.scale = scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The rounding has the gradient 1."""
-        smooth = torch.tanh(self.in_proj(x).float())
-        rounded = smooth + ((smooth * self.scale).round() / self.scale - smooth).detach()
-        return self.out_proj(rounded.to(x.dtype))
 
 
 class Times(NamedTuple):
@@ -147,9 +91,9 @@ def solver_times(width: int) -> Times:
 class Auxiliary(nn.Module):
     """Heads on the flow's condition that say which phones come next and what the next patch is on average."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        width = 2 * config["dit_config"]["hidden_dim"]
+        width = 2 * _DIT["hidden_dim"]
         self.inner = nn.Linear(width, width)
         self.phones = nn.Linear(width, FRAMES * len(PHONES))
         self.mean = nn.Linear(width, FRAMES * LATENT_DIM)
@@ -161,26 +105,35 @@ class Auxiliary(nn.Module):
 
 
 class Network(nn.Module):
-    """All of model.safetensors."""
+    """All of model.safetensors, and the auxiliary heads."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.config = config
-        lm, width, dit = config["lm_config"], config["lm_config"]["hidden_size"], config["dit_config"]["hidden_dim"]
-        self.base_lm = Stack(config, lm, lm["num_hidden_layers"])
-        self.base_lm.embed_tokens = nn.Embedding(lm["vocab_size"], width)
-        self.residual_lm = Stack(config, lm, config["residual_lm_num_layers"])
-        self.feat_encoder = LocalEncoder(config)
-        self.feat_decoder = Parts(estimator=Estimator(config))
-        latent, scale = config["scalar_quantization_latent_dim"], config["scalar_quantization_scale"]
-        self.fsq_layer = Quantizer(width, latent, scale)
-        self.enc_to_lm_proj = nn.Linear(config["encoder_config"]["hidden_dim"], width)
+        width, local, dit = _LM["hidden_size"], _ENCODER["hidden_dim"], _DIT["hidden_dim"]
+        features, quantised = CONFIG["feat_dim"], CONFIG["scalar_quantization_latent_dim"]
+        self.base_lm = Stack(_LM, _LM["num_hidden_layers"])
+        self.base_lm.embed_tokens = nn.Embedding(_LM["vocab_size"], width)
+        self.residual_lm = Stack(_LM, CONFIG["residual_lm_num_layers"])
+        self.feat_encoder = Parts(in_proj=nn.Linear(features, local))
+        self.feat_encoder.special_token = nn.Parameter(torch.randn(1, 1, 1, local))
+        self.feat_encoder.encoder = Stack(_ENCODER, _ENCODER["num_layers"])
+        estimator = Parts(
+            in_proj=nn.Linear(features, dit),
+            cond_proj=nn.Linear(features, dit),
+            out_proj=nn.Linear(dit, features),
+            time_mlp=Parts(linear_1=nn.Linear(dit, dit), linear_2=nn.Linear(dit, dit)),
+            delta_time_mlp=Parts(linear_1=nn.Linear(dit, dit), linear_2=nn.Linear(dit, dit)),
+            decoder=Stack(_DIT, _DIT["num_layers"]),
+        )
+        self.feat_decoder = Parts(estimator=estimator)
+        self.fsq_layer = Parts(in_proj=nn.Linear(width, quantised), out_proj=nn.Linear(quantised, width))
+        self.enc_to_lm_proj = nn.Linear(local, width)
         self.lm_to_dit_proj = nn.Linear(width, dit)
         self.res_to_dit_proj = nn.Linear(width, dit)
         self.fusion_concat_proj = nn.Linear(2 * width, width)
         self.stop_proj = nn.Linear(width, width)
         self.stop_head = nn.Linear(width, 2, bias=False)
-        self.auxiliary = Auxiliary(config)
+        self.auxiliary = Auxiliary()
         for name, value in solver_times(dit)._asdict().items():
             self.register_buffer(f"times_{name}", value, persistent=False)
 
@@ -190,8 +143,7 @@ class Network(nn.Module):
 
     def rotary(self, positions: Tensor) -> Rotary:
         """positions int64 [...] -> for the stacks."""
-        lm = self.config["lm_config"]
-        return rotary_of(positions[..., None], lm["kv_channels"] // 2, lm["rope_theta"])
+        return rotary_of(positions[..., None], _LM["kv_channels"] // 2, _LM["rope_theta"])
 
     def backbone(
         self,
@@ -207,22 +159,42 @@ class Network(nn.Module):
         audio = is_patch[..., None]
         text = self.base_lm.embed_tokens(token_ids).to(embeds.dtype)  # type: ignore[operator]
         hidden, logits = self.base_lm(torch.where(audio, embeds, text), self.rotary(positions), mask, guided)
-        hidden = torch.where(audio, self.fsq_layer(hidden), hidden)
+        hidden = torch.where(audio, self._quantised(hidden), hidden)
         fused = self.fusion_concat_proj(torch.cat((hidden, torch.where(audio, embeds, 0.0)), dim=-1))
         return hidden, self.residual_lm(fused, None, mask)[0], logits
 
+    def _quantised(self, x: Tensor) -> Tensor:
+        """The rounding has the gradient 1."""
+        scale, smooth = CONFIG["scalar_quantization_scale"], torch.tanh(self.fsq_layer.in_proj(x).float())
+        rounded = smooth + ((smooth * scale).round() / scale - smooth).detach()
+        return self.fsq_layer.out_proj(rounded.to(x.dtype))
+
     def embed_patches(self, patches: Tensor) -> Tensor:
         """[n, P, D] -> [n, H]."""
-        rotary = self.rotary(torch.arange(patches.shape[1] + 1, device=patches.device))
-        return self.enc_to_lm_proj(self.feat_encoder(patches, rotary))
+        tokens = self.feat_encoder.in_proj(patches)
+        special = self.feat_encoder.special_token[0].expand(len(patches), -1, -1).to(tokens.dtype)
+        x = torch.cat((special, tokens), dim=1)
+        hidden, _ = self.feat_encoder.encoder(x, self.rotary(torch.arange(x.shape[1], device=x.device)), None)
+        return self.enc_to_lm_proj(hidden[:, 0])
 
     def condition(self, lm: Tensor, residual: Tensor) -> Tensor:
         """[n, H] each -> mu [n, 2, h]."""
         return torch.stack((self.lm_to_dit_proj(lm), self.res_to_dit_proj(residual)), dim=1)
 
+    def time_embedding(self, waves: Tensor, still: Tensor) -> Tensor:
+        """Sinusoids [n, h] of a step's time and of no time -> [n, h]."""
+        estimator = self.feat_decoder.estimator
+        pairs = (estimator.time_mlp, waves), (estimator.delta_time_mlp, still)
+        one, other = (mlp.linear_2(F.silu(mlp.linear_1(x))) for mlp, x in pairs)
+        return one + other
+
     def velocity(self, x: Tensor, mu: Tensor, time: Tensor, previous: Tensor) -> Tensor:
-        rotary = self.rotary(torch.arange(3 + 2 * x.shape[1], device=x.device))
-        return self.feat_decoder.estimator(x, mu, time, previous, rotary)
+        """x and previous [n, P, D], mu [n, 2, h], time [n, h] -> velocity [n, P, D]."""
+        estimator = self.feat_decoder.estimator
+        noisy, before = estimator.in_proj(x), estimator.cond_proj(previous)
+        tokens = torch.cat((mu.to(noisy.dtype), time[:, None].to(noisy.dtype), before, noisy), dim=1)
+        hidden, _ = estimator.decoder(tokens, self.rotary(torch.arange(tokens.shape[1], device=x.device)), None)
+        return estimator.out_proj(hidden[:, -x.shape[1] :])
 
     def stop_logits(self, lm: Tensor) -> Tensor:
         return self.stop_head(F.silu(self.stop_proj(lm)))
@@ -280,7 +252,7 @@ def _flow(network: Network, mu: Tensor, target: Tensor, before: Tensor) -> Tenso
     """-> squared error of the velocity of each target [n], over all draws."""
     count, device, times = len(target), target.device, network.times
     drawn = torch.multinomial(times.weight, _DRAWS * count, replacement=True)
-    embedded = network.feat_decoder.estimator.time_embedding(times.waves, times.still).index_select(0, drawn)
+    embedded = network.time_embedding(times.waves, times.still).index_select(0, drawn)
     kept = (torch.rand(count, 1, 1, device=device) >= _DROP).repeat(_DRAWS, 1, 1)
     mu, target, before = (x.repeat(_DRAWS, 1, 1) for x in (mu, target, before))
     noise, part = torch.randn_like(target), times.noise[drawn][:, None, None]

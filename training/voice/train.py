@@ -14,7 +14,6 @@ from torch import Tensor
 
 from training import loop
 from training.transformer import Block
-from training.voice.config import CONFIG
 from training.voice.corpus import Reader, Store
 from training.voice.network import Network, losses
 from training.voice.packing import Batch, Packer, Shape
@@ -27,7 +26,7 @@ class Trainer:
 
     def __init__(self, options: argparse.Namespace, shape: Shape = SHAPE) -> None:
         self.steps, self.options, self.device = 0, options, loop.device()
-        self.network = Network(CONFIG).to(self.device)
+        self.network = Network().to(self.device)
         self.optimiser = loop.Optimiser(
             self.network, inner=lambda name: ".layers." in name, decay=0.05, adam_decay=0.05, average=0.999
         )
