@@ -204,17 +204,11 @@ class Encoder:
 
     def __init__(self) -> None:
         self._tokenizer = Tokenizer.from_file(str(PUBLISHED / "tokenizer.json"))
-        special = self._special
-        self.start, self.end = special("<|im_start|>"), special("<|im_end|>")
-        self.vision_start, self.vision_end = special("<|vision_start|>"), special("<|vision_end|>")
-        self.image, self.video = special("<|image_pad|>"), special("<|video_pad|>")
+        ids = self._tokenizer.token_to_id
+        self.start, self.end = ids("<|im_start|>"), ids("<|im_end|>")
+        self.vision_start, self.vision_end = ids("<|vision_start|>"), ids("<|vision_end|>")
+        self.image, self.video = ids("<|image_pad|>"), ids("<|video_pad|>")
         self.encode = lru_cache(maxsize=65536)(self._encode)
-
-    def _special(self, name: str) -> int:
-        token = self._tokenizer.token_to_id(name)
-        if token is None:
-            raise ValueError(f"tokenizer.json has no token {name}")
-        return int(token)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
