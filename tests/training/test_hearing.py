@@ -18,11 +18,11 @@ from service.hub import EMBEDDED
 from tests.support.chat_golden import encode, generate, largest_difference
 from training.hearing.batches import SECONDS, Batches, Store, phones, together
 from training.hearing.gates import WANTED
-from training.hearing.network import Features, Network, Vocabulary, write
+from training.hearing.network import PUBLISHED, Features, Network, Vocabulary
 from training.hearing.sounds import SAMPLE_RATE, SOUND
 from training.hearing.sounds import write as write_sounds
 from training.hearing.train import Trainer
-from training.loop import hashes
+from training.loop import hashes, publish
 from training.voice.corpus import Reader
 
 CPU = torch.device("cpu")
@@ -75,14 +75,14 @@ def test_logits_are_those_of_the_product(store: Store, tmp_path: Path) -> None:
         # Norms of one and biases of zero would hide mistakes in them.
         parameter.data += 0.05 * torch.randn_like(parameter)
     network.load_state_dict({name: value.bfloat16().float() for name, value in network.state_dict().items()})
-    write(tmp_path / "checkpoint", network.state_dict())
+    publish(PUBLISHED, tmp_path / "checkpoint", network.state_dict())
     model, processor = load_model(tmp_path / "checkpoint", CPU, torch.float32), load_processor(tmp_path / "checkpoint")
     for seconds, batch in batches(store):
         wave = together(batch, store, seconds)
         mel = Features()(wave, batch["total"] // 160, torch.zeros_like(batch["bank"]))
         with torch.no_grad():
-            embeds, _ = network.audio_tower(mel, batch["rows"])
-            logits = network.model(batch["ids"], embeds, batch["begin"], batch["rows"])
+            embeds, _ = network.thinker.audio_tower(mel, batch["rows"])
+            logits = network.thinker.model(batch["ids"], embeds, batch["begin"], batch["rows"])
         at = {name: int(value[0]) for name, value in batch.items() if value.ndim == 1}
         item = processor.item(wave[0, 200 : 200 + at["total"]].numpy())
         assert largest_difference(encode(model.encoder, [item], CPU), embeds[0, : at["rows"]]) < 2e-4

@@ -17,9 +17,9 @@ from torch import Tensor
 from models.qwen3_asr.config import HOP, MIN_SAMPLES, N_FFT
 from models.qwen3_asr.items import rows_of
 from models.qwen3_asr.transcript import read_transcript
-from training.hearing.network import Features, Network, Vocabulary, write
+from training.hearing.network import PUBLISHED, Features, Network, Vocabulary
 from training.hearing.sounds import ASKED, NOISES, SAMPLE_RATE, Maker, asked, words
-from training.loop import device, hashes, say
+from training.loop import device, hashes, publish, say
 from training.voice import corpus, recogniser
 from training.voice.flite import Flite
 from training.voice.gates import HELD_OUT
@@ -58,7 +58,7 @@ class Listener:
         frames = torch.tensor([len(wave) // HOP for wave in waves], device=on)
         counts = [rows_of(int(count)) for count in frames]
         rows, prefix = torch.tensor(counts, device=on), vocabulary.prefix()
-        embeds, _ = network.audio_tower(self._features(padded, frames, torch.zeros_like(frames)), rows)
+        embeds, _ = network.thinker.audio_tower(self._features(padded, frames, torch.zeros_like(frames)), rows)
         begun = [[*prefix, *[0] * count, *vocabulary.suffix] for count in counts]
         ids = torch.zeros((len(waves), max(map(len, begun)) + _MOST), dtype=torch.int64, device=on)
         for row, tokens in enumerate(begun):
@@ -66,7 +66,9 @@ class Listener:
         length, each = torch.tensor([len(tokens) for tokens in begun], device=on), torch.arange(len(waves), device=on)
         first, ended = length.clone(), torch.zeros(len(waves), dtype=torch.bool, device=on)
         while not ended.all() and int((length - first).max()) < _MOST:
-            logits = network.model(ids[:, : int(length.max())], embeds, torch.full_like(rows, len(prefix)), rows)
+            logits = network.thinker.model(
+                ids[:, : int(length.max())], embeds, torch.full_like(rows, len(prefix)), rows
+            )
             token = logits[each, length - 1].argmax(1)
             ids[each, length] = token
             ended |= token == vocabulary.end
@@ -131,4 +133,4 @@ if __name__ == "__main__":
         say(results)
         options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if options.export and passed:
-        write(options.export, state)
+        publish(PUBLISHED, options.export, state)

@@ -5,7 +5,6 @@ Its tokens are every byte, and the 344 commonest words of the texts; other words
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from models.layers.precision import without_tf32
 from models.qwen3_asr.config import CHUNK_FRAMES, CHUNK_ROWS, HOP, MEL_BANDS, N_FFT, SAMPLE_RATE
 from models.qwen3_asr.encoder import BANDS, NORM_EPS, sinusoid
 from models.qwen3_asr.log_mel import mel_filters, windowed_dft
-from training.loop import publish
 from training.transformer import Block, Parts, RMSNorm, layer_norm, linear, rotary_of
 from training.voice.flite import PHONES
 
@@ -50,12 +48,6 @@ class Vocabulary:
         """Of an answer up to its end: "language English<asr_text>..."."""
         ids = ids[: ids.index(self.end)] if self.end in ids else ids
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
-
-
-def write(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes all files of the checkpoint."""
-    kept = {f"thinker.{name}": tensor for name, tensor in tensors.items() if not name.startswith("auxiliary.")}
-    publish(PUBLISHED, directory, kept)
 
 
 PHONES_PER_ROW = 4
@@ -182,5 +174,5 @@ def _causal(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, None]:
 class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.audio_tower, self.model = Tower(), Text()
+        self.thinker = Parts(audio_tower=Tower(), model=Text())
         self.auxiliary = nn.Linear(AUDIO["d_model"], PHONES_PER_ROW * len(PHONES))

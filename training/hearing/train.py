@@ -64,12 +64,12 @@ class Trainer:
         wave = together(batch, self.store, seconds)
         mel = self.features(wave, batch["total"] // 160, batch["bank"], tilts(batch["tilt"])).to(self.dtype)
         rows, ids, network = batch["rows"], batch["ids"], self.network
-        embeds, hidden = network.audio_tower(mel, rows)
+        embeds, hidden = network.thinker.audio_tower(mel, rows)
         heard = linear(hidden, network.auxiliary).float().unflatten(2, (PHONES_PER_ROW, -1)).flatten(0, 2)
         wanted = phones(batch, self.store, seconds).flatten()
         known = (wanted != UNKNOWN).sum().clamp(min=1)
         sounds = F.cross_entropy(heard, wanted, ignore_index=UNKNOWN, reduction="sum") / known
-        logits = network.model(ids, embeds, batch["begin"], rows).float()
+        logits = network.thinker.model(ids, embeds, batch["begin"], rows).float()
         place = torch.arange(ids.shape[1], device=ids.device) + 1
         asked = (place >= batch["answer"][:, None]) & (place < batch["length"][:, None])
         labels = ids.roll(-1, 1).masked_fill(~asked, -100)
