@@ -61,10 +61,8 @@ def test_any_text_survives_the_tokenizer() -> None:
 
 @torch.no_grad()
 def test_questions_by_hand_are_asked_and_judged() -> None:
-    network, shown = (
-        load(WEIGHTS, torch.device("cpu")),
-        outside.picture([outside.drawn(outside.DATA["known"]["HELLO"])]),
-    )
+    network = load(WEIGHTS, torch.device("cpu"))
+    shown = outside.picture([outside.drawn(outside.DATA["known"]["HELLO"])])
     answer = outside.said(network, Encoder(), shown, "What does it say?")
     assert answer == 'It says "HELLO".'
     assert outside.is_right(answer, "word|hello,says") and not outside.is_right(answer, "hello,world")

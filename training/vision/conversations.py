@@ -204,11 +204,10 @@ class Encoder:
 
     def __init__(self) -> None:
         self._tokenizer = Tokenizer.from_file(str(PUBLISHED / "tokenizer.json"))
-        ids = self._tokenizer.token_to_id
-        self.start, self.end = ids("<|im_start|>"), ids("<|im_end|>")
-        self.vision_start, self.vision_end = ids("<|vision_start|>"), ids("<|vision_end|>")
-        self.image, self.video = ids("<|image_pad|>"), ids("<|video_pad|>")
         self.encode = lru_cache(maxsize=65536)(self._encode)
+        self.start, self.end = self.encode("<|im_start|><|im_end|>")
+        self.vision_start, self.vision_end = self.encode("<|vision_start|><|vision_end|>")
+        self.image, self.video = self.encode("<|image_pad|><|video_pad|>")
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
