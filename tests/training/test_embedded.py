@@ -15,7 +15,7 @@ from models.qwen_vl.processor import load_processor
 from tests.support.processes import ROOT
 from training.loop import publish
 from training.vision import calibration, outside
-from training.vision.conversations import Encoder
+from training.vision.conversations import encode
 from training.vision.gates import NAMES, NOT_PROMISED, Scores, examples
 from training.vision.network import PUBLISHED as DIRECTORY
 from training.vision.network import load
@@ -63,7 +63,7 @@ def test_any_text_survives_the_tokenizer() -> None:
 def test_questions_by_hand_are_asked_and_judged() -> None:
     network = load(WEIGHTS, torch.device("cpu"))
     shown = outside.picture([outside.drawn(outside.DATA["known"]["HELLO"])])
-    answer = outside.said(network, Encoder(), shown, "What does it say?")
+    answer = outside.said(network, shown, "What does it say?")
     assert answer == 'It says "HELLO".'
     assert outside.is_right(answer, "word|hello,says") and not outside.is_right(answer, "hello,world")
     assert sum(len(scene["asks"]) for scene in outside.DATA["known"].values()) >= 150
@@ -77,10 +77,9 @@ def test_calibration_raises_one_logit(tmp_path: Path, monkeypatch: pytest.Monkey
     calibration.calibrate(WEIGHTS, tmp_path / "out")
     before, after = load_file(WEIGHTS), load_file(tmp_path / "out")
     moved = (after["model.embed_tokens.weight"].float() - before["model.embed_tokens.weight"].float()).nonzero()[:, 0]
-    encoder = Encoder()
-    first, second = encoder.encode(ONLY)[:2]
+    first, second = encode(ONLY)[:2]
     assert set(moved.tolist()) == {second}
     assert all(torch.equal(before[name], after[name]) for name in before if "embed_tokens" not in name)
-    rows = calibration.hidden_behind(load(WEIGHTS, torch.device("cpu")), encoder, first)
+    rows = calibration.hidden_behind(load(WEIGHTS, torch.device("cpu")), first)
     change = after["model.embed_tokens.weight"][second].float() - before["model.embed_tokens.weight"][second].float()
     assert len(rows) >= 4 and torch.allclose(rows @ change, torch.tensor(calibration.NATS), atol=0.5)

@@ -18,7 +18,7 @@ from tests.support.chat_golden import generate
 from tests.support.prompts import prompt_of
 from training.loop import publish
 from training.vision.blocks import on_device, pack, packed
-from training.vision.conversations import ASKED, DEFAULT_SYSTEM, PICTURES, QUESTION, Encoder, Example, opening
+from training.vision.conversations import ASKED, DEFAULT_SYSTEM, END, PICTURES, QUESTION, Example, opening, tokens_of
 from training.vision.network import CONFIG, PUBLISHED, Network
 from training.vision.pictures import Picture
 from training.vision.questions import Turn
@@ -105,16 +105,15 @@ def prompt_and_answer(processor: Qwen2VLProcessor, example: Example) -> tuple[Pr
 def test_logits_ids_and_positions_are_the_products(network: Network, directory: Path, name: str) -> None:
     example, processor = EXAMPLES[name], load_processor(directory)
     prompt, answer = prompt_and_answer(processor, example)
-    encoder = Encoder()
-    tokens = encoder.tokens(example.pictures, example.conversations[0], example.openings[0])
+    tokens = tokens_of(example.pictures, example.conversations[0], example.openings[0])
     n = len(prompt.token_ids)
     assert tokens.ids[:n].tolist() == prompt.token_ids.tolist()
     assert np.array_equal(tokens.positions[:, :n], prompt.positions)
-    assert tokens.labels[n - 1 : n + answer].tolist() == [*tokens.ids[n : n + answer].tolist(), encoder.end]
+    assert tokens.labels[n - 1 : n + answer].tolist() == [*tokens.ids[n : n + answer].tolist(), END]
 
     # Another example before it: nothing may be seen of that.
     before = EXAMPLES["two pictures" if name == "a picture and two turns" else "a picture and two turns"]
-    ((found, _),) = on_device(encoder, [before, example], torch.device("cpu"))
+    ((found, _),) = on_device([before, example], torch.device("cpu"))
     batch = packed(found)
     with torch.no_grad():
         trained = network.logits(network.model(batch, network.visual(batch)))
@@ -127,7 +126,7 @@ def test_logits_ids_and_positions_are_the_products(network: Network, directory: 
 
 
 def test_steps_lower_the_loss() -> None:
-    ((block, _),) = pack(Encoder(), [EXAMPLES["a picture and two turns"], EXAMPLES["a video"]])
+    ((block, _),) = pack([EXAMPLES["a picture and two turns"], EXAMPLES["a video"]])
     torch.manual_seed(0)
     trainer = Trainer(Network(SMALL), OPTIONS, None)
     for name, value in block.items():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from training.loop import device, save_weights
 from training.vision.blocks import on_device, packed
-from training.vision.conversations import Encoder, make_example
+from training.vision.conversations import encode, make_example
 from training.vision.network import Network, load
 from training.vision.questions import ONLY
 
@@ -27,11 +27,11 @@ EXAMPLES = 400
 
 
 @torch.no_grad()
-def hidden_behind(network: Network, encoder: Encoder, token: int) -> Tensor:
+def hidden_behind(network: Network, token: int) -> Tensor:
     """Last hidden values [n, hidden_size] at every `token` with which an answer of training begins."""
     random, found = Random("calibration"), list[Tensor]()
     examples = [make_example(random) for _ in range(EXAMPLES)]
-    for held, _ in on_device(encoder, examples, next(network.parameters()).device):
+    for held, _ in on_device(examples, next(network.parameters()).device):
         batch, labels, turns = packed(held), held["labels"].flatten(), held["turns"].flatten()
         hidden = network.model(batch, network.visual(batch)).float()
         begins = turns != turns.roll(1)
@@ -40,10 +40,9 @@ def hidden_behind(network: Network, encoder: Encoder, token: int) -> Tensor:
 
 
 def calibrate(weights: Path, out: Path) -> None:
-    encoder = Encoder()
-    first, second = encoder.encode(ONLY)[:2]
+    first, second = encode(ONLY)[:2]
     network = load(weights, device())
-    rows = hidden_behind(network, encoder, first).cpu()
+    rows = hidden_behind(network, first).cpu()
     ridge = rows.T @ rows + torch.eye(rows.shape[1])
     network.model.embed_tokens.weight.data[second] += NATS * torch.linalg.solve(ridge, rows.sum(0)).to(device())
     save_weights(out, network.state_dict())

@@ -30,14 +30,13 @@ from PIL import Image
 from training.loop import device, hashes, publish
 from training.vision.blocks import Answer, answers, on_device
 from training.vision.charts import chart_picture
-from training.vision.conversations import ASKED, DATA, DRAW, Encoder, Example
+from training.vision.conversations import ASKED, DATA, DRAW, Example, decode, encode
 from training.vision.fonts import SEEN_FONTS, UNSEEN_FONTS
 from training.vision.network import PUBLISHED, load
 from training.vision.questions import MAKERS, ONLY, Ask, follow_up, read
 from training.vision.scenes import text_picture
 
 SEED = 20261122
-_ENCODER = Encoder()
 _DRAW = {
     **DRAW,
     # Charts with names of a kind and with any words are measured apart: the latter have to be read letter by letter.
@@ -86,7 +85,7 @@ def _printed(random: Random, name: str) -> Example | None:
     style, fonts, _ = PRINTED[name]
     picture = text_picture(random, held_out=True, style=style, face=random.choice(fonts))
     turn = read(Ask(random, [picture], held_out=True, json=False)) if picture.lines else None
-    if turn is None or any(len(_ENCODER.encode(line.text)) == 1 for line in picture.lines):
+    if turn is None or any(len(encode(line.text)) == 1 for line in picture.lines):
         return None
     return Example([picture], [[replace(turn, task=name)]], [ASKED])
 
@@ -127,12 +126,12 @@ def score(found: Sequence[Answer]) -> Scores:
     yes: list[bool] = []
     wrong: dict[str, list[str]] = defaultdict(list)
     refused: list[bool] = []
-    first, second = _ENCODER.encode(ONLY)[:2]
-    agreed = _ENCODER.encode("Yes,")[0]
+    first, second = encode(ONLY)[:2]
+    agreed = encode("Yes,")[0]
     for answer in found:
         right[answer.task].append(answer.right)
         if not answer.right:
-            wrong[answer.task].append(f"{_ENCODER.decode(answer.said)} | {_ENCODER.decode(answer.wanted)}")
+            wrong[answer.task].append(f"{decode(answer.said)} | {decode(answer.wanted)}")
         if answer.task in BALANCED:
             yes.append(answer.said[0] == agreed)
         if answer.task not in REFUSING:
@@ -170,7 +169,7 @@ def measure(options: argparse.Namespace) -> bool:
     network, began, found = load(weights, on), time.monotonic(), list[Answer]()
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         for made in pool.imap(partial(examples, number=options.number), options.only or NAMES):
-            for held in on_device(_ENCODER, made, on):
+            for held in on_device(made, on):
                 found += answers(network, held)
     scores = score(found)
     failed = scores.failures()

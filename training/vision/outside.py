@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from training.loop import device, hashes
 from training.vision.blocks import LONGEST, Packer, packed
-from training.vision.conversations import ASKED, Encoder, Example
+from training.vision.conversations import ASKED, END, Example, decode
 from training.vision.network import PUBLISHED, Network, load
 from training.vision.pictures import MAX_PIXELS, MIN_PIXELS, Canvas, Picture, finished
 from training.vision.questions import MANY, ONLY, Turn
@@ -143,9 +143,9 @@ def picture(images: Sequence[Image.Image]) -> Picture:
     return found
 
 
-def said(network: Network, encoder: Encoder, shown: Picture, question: str, most: int = 64) -> str:
+def said(network: Network, shown: Picture, question: str, most: int = 64) -> str:
     """What greedy decoding answers, at most `most` tokens of it."""
-    on, packer = next(network.parameters()).device, Packer(encoder)
+    on, packer = next(network.parameters()).device, Packer()
     packer.put(Example([shown], [[Turn("", question, "")]], [ASKED]))
     batch = packed({name: value[None].to(on) for name, value in packer.joined().items()})
     vision = network.visual(batch)
@@ -163,12 +163,12 @@ def said(network: Network, encoder: Encoder, shown: Picture, question: str, most
             longest=max(LONGEST, len(ids)),
         )
         token = network.logits(network.model(now, vision)).argmax()
-        if token == encoder.end:
+        if token == END:
             break
         answer.append(int(token))
         ids, source = torch.cat((ids, token[None])), F.pad(source, (0, 1), value=-1)
         positions = torch.cat((positions, positions[:, -1:] + 1), dim=1)
-    return encoder.decode(answer)
+    return decode(answer)
 
 
 def is_right(answer: str, expected: str) -> bool:
@@ -185,21 +185,21 @@ def others() -> Iterator[tuple[str, list[Image.Image]]]:
 
 
 @torch.no_grad()
-def measure(network: Network, encoder: Encoder) -> dict[str, Any]:
+def measure(network: Network) -> dict[str, Any]:
     """Shares of right and refused answers to what is known and of honest ones to what is not, and what went wrong."""
     found: dict[str, list[bool]] = defaultdict(list)
     wrong: list[str] = []
     for name, scene in DATA["known"].items():
         shown = picture([drawn(scene)])
         for question, expected in scene["asks"]:
-            answer = said(network, encoder, shown, question)
+            answer = said(network, shown, question)
             found["right"].append(is_right(answer, expected))
             found["refused"].append(answer.startswith(ONLY[:11]))
             if not found["right"][-1]:
                 wrong.append(f"{name} | {question} | {answer}")
     for nth, (kind, images) in enumerate(others()):
         shown, question = picture(images), DATA["asked"][nth % (4 if len(images) == 1 else 5)]
-        answer = said(network, encoder, shown, question, 24)
+        answer = said(network, shown, question, 24)
         honest = ONLY.startswith(answer) or answer == MANY
         for name in (kind, "clip" if kind == "clip" else "picture"):
             found[f"honest of a {name}"].append(honest)
@@ -220,7 +220,7 @@ if __name__ == "__main__":
     parser.add_argument("--weights", type=Path, default=PUBLISHED / "model.safetensors")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = measure(load(options.weights, device()), Encoder())
+    found = measure(load(options.weights, device()))
     report = json.dumps(
         {"sha256": hashes(options.weights)[options.weights.name], **found}, indent=1, ensure_ascii=False
     )
