@@ -15,7 +15,7 @@ from torch import Tensor
 
 from training import loop
 from training.hearing.batches import Batches, Store, phones, tilts, together
-from training.hearing.network import PHONES_PER_ROW, Features, Network, Vocabulary
+from training.hearing.network import PHONES_PER_ROW, Features, Network
 from training.hearing.sounds import UNKNOWN
 from training.transformer import linear
 from training.voice.corpus import Reader
@@ -37,10 +37,9 @@ class Trainer:
         self.optimiser = loop.Optimiser(
             self.network, inner=lambda name: ".layers." in name, decay=0.05, adam_decay=0.01, average=0.999
         )
-        vocabulary = Vocabulary()
-        self.store = Store(options.hours, self.device, vocabulary)
+        self.store = Store(options.hours, self.device)
         short, reader = 0 if options.resume else _SHORT, Reader(options.data)
-        batches = Batches(self.store, vocabulary, options.audio, options.seed, short)
+        batches = Batches(self.store, options.audio, options.seed, short)
         self._feed = loop.Ahead(self._made(batches, reader), 8)
         self._graphs = loop.Graphs(self.losses, self.optimiser)
 
