@@ -190,7 +190,7 @@ def measure(options: argparse.Namespace) -> bool:
     for name, wrong in scores.wrong.items():
         print(name, *wrong, sep="\n  ")
     print(f"{time.monotonic() - began:.0f} s")
-    if options.export and not failed:
+    if options.export and not failed and not options.only:
         publish(PUBLISHED, options.export, network.state_dict())
     return not failed
 
@@ -202,7 +202,7 @@ if __name__ == "__main__":
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--export", type=Path, help="directory of the checkpoint, if the gates hold")
+    parser.add_argument("--export", type=Path, help="directory of the checkpoint, if all gates hold")
     parser.add_argument("--sample", type=Path, help="directory that examples are written to")
     options = parser.parse_args()
     if options.sample:
