@@ -42,8 +42,8 @@ from tests.support.golden import GOLDEN, inputs, prompts
 from tests.support.prompts import prompt_of
 from training.vision.conversations import Example
 from training.vision.gates import NAMES, examples
+from training.vision.network import PUBLISHED
 from training.vision.pictures import Picture
-from training.vision.vocabulary import PUBLISHED
 
 CPU = torch.device("cpu")
 MOST_ROWS_OF_16_BITS = 64

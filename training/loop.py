@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 T = TypeVar("T")
@@ -47,18 +47,12 @@ class Trainer(Protocol):
         """More to report, such as how much data there is."""
         ...
 
-    def kept(self) -> None:
-        """Called when the state has been saved."""
-        ...
-
 
 def run(trainer: Trainer, options: argparse.Namespace) -> None:
     """Trains for options.seconds: reports every 10 s, saves every minute and at the end."""
     state = options.out / f"{trainer.name}.pt"
     if options.resume and options.resume.exists():
-        found = torch.load(options.resume, map_location=device(), weights_only=True)
-        trainer.network.load_state_dict(found["model"])
-        trainer.steps = int(found["steps"])
+        trainer.steps = load(trainer.network, options.resume)
     first, begun = trainer.steps, time.monotonic()
     spent = reported = kept = 0.0
     with (options.out / f"{trainer.name}.jsonl").open("a", encoding="utf-8") as record:
@@ -95,17 +89,31 @@ def keep(trainer: Trainer, path: Path) -> None:
     hidden = path.with_suffix(".part")
     torch.save({"model": model, "steps": trainer.steps}, hidden)
     hidden.rename(path)
-    trainer.kept()
 
 
-def arguments(description: str | None, *, seconds: float, rate: float, decay: float = 1.0) -> argparse.ArgumentParser:
+def load(network: nn.Module, path: Path) -> int:
+    """Takes the weights of a state, or of a published file, which lacks the heads that only help to train. Returns the
+    steps of the state. ValueError for those of another network."""
+    published = path.suffix == ".safetensors"
+    found = {} if published else torch.load(path, "cpu", weights_only=True)
+    missing = network.load_state_dict(load_file(path) if published else found["model"], strict=False)
+    if missing.unexpected_keys or any(not name.startswith("auxiliary.") for name in missing.missing_keys):
+        raise ValueError(f"{path}: not the tensors of this network: {missing}")
+    return int(found.get("steps", 0))
+
+
+def arguments(
+    description: str | None, *, seconds: float, rate: float, decay: float = 1.0, data: bool = True
+) -> argparse.ArgumentParser:
+    """data: it learns from files, which are named first."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="what it learns from; may still be growing")
+    if data:
+        parser.add_argument("data", type=Path, help="what it learns from; may still be growing")
     parser.add_argument("out", type=Path, help="directory of states and records")
     parser.add_argument("--seconds", type=float, default=seconds, help="of this leg")
     parser.add_argument("--rate", type=float, default=rate, help="highest learning rate")
     parser.add_argument("--decay", type=float, default=decay, help="share of the time, at its end, in which it falls")
-    parser.add_argument("--resume", type=Path, help="state of an earlier leg to go on from, if there is one")
+    parser.add_argument("--resume", type=Path, help="state of an earlier leg, or published weights, to go on from")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="on a GPU")
     return parser

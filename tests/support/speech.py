@@ -102,7 +102,8 @@ class SpeechRig:
     def prefill(self, chunks: Mapping[int, int]) -> tuple[list[int], Tensor]:
         """One backbone pass over `chunks` (slot -> positions; -1: all that are left). Returns the slots that now have
         conditioning, and the conditioning."""
-        ids, positions, index, patches, last, parts, ready = [], [], [], [], [], [], []
+        ids, positions, index, last, parts, ready = [], [], [], [], [], []
+        patches: list[Tensor] = []
         for slot, count in chunks.items():
             owner = self.owners[slot]
             layout = owner.utterance.layout

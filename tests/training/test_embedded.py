@@ -1,4 +1,4 @@
-"""The checkpoint in the package: made by its script byte for byte, small, measured, and fit for any text."""
+"""The checkpoint in the package: as the gates export it byte for byte, small, measured, and fit for any text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from safetensors.torch import load_file
 from models.checkpoints.registry import family_of
 from models.qwen_vl.processor import load_processor
 from tests.support.processes import ROOT
+from training.loop import publish
 from training.vision import calibration, outside
-from training.vision.checkpoint import load, make
-from training.vision.conversations import Encoder
+from training.vision.conversations import encode
 from training.vision.gates import NAMES, NOT_PROMISED, Scores, examples
+from training.vision.network import PUBLISHED as DIRECTORY
+from training.vision.network import load
 from training.vision.questions import ONLY
-from training.vision.vocabulary import PUBLISHED as DIRECTORY
 
 pytestmark = pytest.mark.slow
 WEIGHTS = DIRECTORY / "model.safetensors"
@@ -26,9 +27,9 @@ GATES = json.loads((DIRECTORY.parent / "gates_qwen2_vl.json").read_text(encoding
 OUTSIDE = json.loads((DIRECTORY.parent / "outside_qwen2_vl.json").read_text(encoding="utf-8"))
 
 
-def test_the_script_makes_the_files(tmp_path: Path) -> None:
+def test_an_export_makes_the_files(tmp_path: Path) -> None:
     assert family_of(DIRECTORY).name == "qwen2_vl"
-    make(tmp_path, WEIGHTS)
+    publish(DIRECTORY, tmp_path, load_file(WEIGHTS))
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == sorted(path.name for path in DIRECTORY.iterdir() if path.is_file())
     for name in names:
@@ -60,11 +61,9 @@ def test_any_text_survives_the_tokenizer() -> None:
 
 @torch.no_grad()
 def test_questions_by_hand_are_asked_and_judged() -> None:
-    network, shown = (
-        load(WEIGHTS, torch.device("cpu")),
-        outside.picture([outside.drawn(outside.DATA["known"]["HELLO"])]),
-    )
-    answer = outside.said(network, Encoder(DIRECTORY), shown, "What does it say?")
+    network = load(WEIGHTS, torch.device("cpu"))
+    shown = outside.picture([outside.drawn(outside.DATA["known"]["HELLO"])])
+    answer = outside.said(network, shown, "What does it say?")
     assert answer == 'It says "HELLO".'
     assert outside.is_right(answer, "word|hello,says") and not outside.is_right(answer, "hello,world")
     assert sum(len(scene["asks"]) for scene in outside.DATA["known"].values()) >= 150
@@ -78,10 +77,9 @@ def test_calibration_raises_one_logit(tmp_path: Path, monkeypatch: pytest.Monkey
     calibration.calibrate(WEIGHTS, tmp_path / "out")
     before, after = load_file(WEIGHTS), load_file(tmp_path / "out")
     moved = (after["model.embed_tokens.weight"].float() - before["model.embed_tokens.weight"].float()).nonzero()[:, 0]
-    encoder = Encoder(DIRECTORY)
-    first, second = encoder.encode(ONLY)[:2]
+    first, second = encode(ONLY)[:2]
     assert set(moved.tolist()) == {second}
     assert all(torch.equal(before[name], after[name]) for name in before if "embed_tokens" not in name)
-    rows = calibration.hidden_behind(load(WEIGHTS, torch.device("cpu")), encoder, first)
+    rows = calibration.hidden_behind(load(WEIGHTS, torch.device("cpu")), first)
     change = after["model.embed_tokens.weight"][second].float() - before["model.embed_tokens.weight"][second].float()
     assert len(rows) >= 4 and torch.allclose(rows @ change, torch.tensor(calibration.NATS), atol=0.5)

@@ -18,11 +18,11 @@ from service.hub import EMBEDDED
 from tests.support.chat_golden import encode, generate, largest_difference
 from training.hearing.batches import SECONDS, Batches, Store, phones, together
 from training.hearing.gates import WANTED
-from training.hearing.network import Features, Network, Vocabulary, write
+from training.hearing.network import PUBLISHED, Features, Network, text_of
 from training.hearing.sounds import SAMPLE_RATE, SOUND
 from training.hearing.sounds import write as write_sounds
 from training.hearing.train import Trainer
-from training.loop import hashes
+from training.loop import hashes, publish
 from training.voice.corpus import Reader
 
 CPU = torch.device("cpu")
@@ -46,14 +46,14 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(data: Path) -> Store:
-    store = Store(0.1, CPU, Vocabulary())
+    store = Store(0.1, CPU)
     store.take_in(Reader(data), 2)
     return store
 
 
 def batches(store: Store) -> Iterator[tuple[int, dict[str, Tensor]]]:
     """One of each length."""
-    source, seen = Batches(store, Vocabulary(), 24, 3), set[int]()
+    source, seen = Batches(store, 24, 3), set[int]()
     while len(seen) < len(SECONDS):
         batch = source.batch()
         if (seconds := int(batch.pop("seconds"))) not in seen:
@@ -75,14 +75,14 @@ def test_logits_are_those_of_the_product(store: Store, tmp_path: Path) -> None:
         # Norms of one and biases of zero would hide mistakes in them.
         parameter.data += 0.05 * torch.randn_like(parameter)
     network.load_state_dict({name: value.bfloat16().float() for name, value in network.state_dict().items()})
-    write(tmp_path / "checkpoint", network.state_dict())
+    publish(PUBLISHED, tmp_path / "checkpoint", network.state_dict())
     model, processor = load_model(tmp_path / "checkpoint", CPU, torch.float32), load_processor(tmp_path / "checkpoint")
     for seconds, batch in batches(store):
         wave = together(batch, store, seconds)
         mel = Features()(wave, batch["total"] // 160, torch.zeros_like(batch["bank"]))
         with torch.no_grad():
-            embeds, _ = network.audio_tower(mel, batch["rows"])
-            logits = network.model(batch["ids"], embeds, batch["begin"], batch["rows"])
+            embeds, _ = network.thinker.audio_tower(mel, batch["rows"])
+            logits = network.thinker.model(batch["ids"], embeds, batch["begin"], batch["rows"])
         at = {name: int(value[0]) for name, value in batch.items() if value.ndim == 1}
         item = processor.item(wave[0, 200 : 200 + at["total"]].numpy())
         assert largest_difference(encode(model.encoder, [item], CPU), embeds[0, : at["rows"]]) < 2e-4
@@ -97,11 +97,11 @@ def test_logits_are_those_of_the_product(store: Store, tmp_path: Path) -> None:
 
 
 def test_items_say_their_texts_and_phones(store: Store) -> None:
-    vocabulary, heard = Vocabulary(), list[str]()
+    heard = list[str]()
     for seconds, batch in batches(store):
         wanted = phones(batch, store, seconds)
         for row, (first, end) in enumerate(zip(batch["answer"].tolist(), batch["length"].tolist(), strict=True)):
-            heard.append(vocabulary.text(batch["ids"][row, first:end].tolist()))
+            heard.append(text_of(batch["ids"][row, first:end].tolist()))
             if sounds := {k for k, part in enumerate(TEXTS, 1) if part in heard[-1]}:
                 assert set(wanted[row].unique().tolist()) - {0, 255} == sounds
     assert any(TEXTS[0] in text for text in heard) and any("language None" in text for text in heard)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tests.support.spoken import utterance
 from training import loop
+from training.voice.config import PUBLISHED
 from training.voice.corpus import write
 from training.voice.packing import Shape
 from training.voice.train import Trainer as VoiceTrainer
@@ -39,8 +40,6 @@ class Line:
     def report(self) -> dict[str, float]:
         return {"hours": 0.12345}
 
-    def kept(self) -> None: ...
-
 
 @pytest.fixture(autouse=True)
 def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,14 +64,17 @@ def test_a_leg_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "line.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 12, 23, 25, 36, 47]
     assert lines[0]["hours"] == 0.1235 and lines[-1]["loss"] < lines[0]["loss"]
+    with pytest.raises(ValueError, match=r"line\.pt: not the tensors of this network: .*weight"):
+        loop.load(nn.Sequential(nn.Linear(1, 1)), tmp_path / "line.pt")
 
 
-def test_the_voice_is_trained_and_goes_on(tmp_path: Path) -> None:
+def test_the_published_voice_is_trained_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     write(tmp_path / "data/00000-00001.npz", [utterance(number) for number in range(48)])
     own = {"data": tmp_path / "data", "frames": 200_000, "guided": 0.0, "seed": 0, "seconds": 3.0}
     shape = Shape(rows=2, length=256, patches=160)
-    loop.run(VoiceTrainer(options(tmp_path, **own), shape), options(tmp_path, **own))
+    begun = options(tmp_path, **own, resume=PUBLISHED / loop.WEIGHTS)
+    loop.run(VoiceTrainer(begun, shape), begun)
     first = torch.load(tmp_path / "lm.pt", weights_only=True)
     resumed = options(tmp_path, **own, resume=tmp_path / "lm.pt")
     loop.run(VoiceTrainer(resumed, shape), resumed)

@@ -16,14 +16,13 @@ from models.qwen_vl.model import load_model
 from models.qwen_vl.processor import Qwen2VLProcessor, load_processor
 from tests.support.chat_golden import generate
 from tests.support.prompts import prompt_of
+from training.loop import publish
 from training.vision.blocks import on_device, pack, packed
-from training.vision.checkpoint import write
-from training.vision.conversations import ASKED, DEFAULT_SYSTEM, PICTURES, QUESTION, Encoder, Example, opening
-from training.vision.network import Network
+from training.vision.conversations import ASKED, DEFAULT_SYSTEM, END, PICTURES, QUESTION, Example, opening, tokens_of
+from training.vision.network import CONFIG, PUBLISHED, Network
 from training.vision.pictures import Picture
 from training.vision.questions import Turn
 from training.vision.train import Trainer
-from training.vision.vocabulary import CONFIG, tokenizer
 
 SMALL = CONFIG | {"num_hidden_layers": 2, "vision_config": CONFIG["vision_config"] | {"depth": 2}}
 OPTIONS = Namespace(blocks=1, auxiliary=0.3, compile=False)
@@ -71,7 +70,8 @@ def network() -> Network:
 @pytest.fixture(scope="module")
 def directory(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("checkpoint")
-    write(directory, SMALL, network.state_dict())
+    publish(PUBLISHED, directory, network.state_dict())
+    (directory / "config.json").write_text(json.dumps(SMALL), "utf-8")
     return directory
 
 
@@ -105,16 +105,15 @@ def prompt_and_answer(processor: Qwen2VLProcessor, example: Example) -> tuple[Pr
 def test_logits_ids_and_positions_are_the_products(network: Network, directory: Path, name: str) -> None:
     example, processor = EXAMPLES[name], load_processor(directory)
     prompt, answer = prompt_and_answer(processor, example)
-    encoder = Encoder(directory)
-    tokens = encoder.tokens(example.pictures, example.conversations[0], example.openings[0])
+    tokens = tokens_of(example.pictures, example.conversations[0], example.openings[0])
     n = len(prompt.token_ids)
     assert tokens.ids[:n].tolist() == prompt.token_ids.tolist()
     assert np.array_equal(tokens.positions[:, :n], prompt.positions)
-    assert tokens.labels[n - 1 : n + answer].tolist() == [*tokens.ids[n : n + answer].tolist(), encoder.end]
+    assert tokens.labels[n - 1 : n + answer].tolist() == [*tokens.ids[n : n + answer].tolist(), END]
 
     # Another example before it: nothing may be seen of that.
     before = EXAMPLES["two pictures" if name == "a picture and two turns" else "a picture and two turns"]
-    ((found, _),) = on_device(encoder, [before, example], torch.device("cpu"))
+    ((found, _),) = on_device([before, example], torch.device("cpu"))
     batch = packed(found)
     with torch.no_grad():
         trained = network.logits(network.model(batch, network.visual(batch)))
@@ -126,11 +125,10 @@ def test_logits_ids_and_positions_are_the_products(network: Network, directory: 
     assert float((trained[last][:, : steps.shape[1]] - steps).abs().max()) < 1e-4 * float(steps.abs().max())
 
 
-def test_steps_lower_the_loss(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer()), "utf-8")
-    ((block, _),) = pack(Encoder(tmp_path), [EXAMPLES["a picture and two turns"], EXAMPLES["a video"]])
+def test_steps_lower_the_loss() -> None:
+    ((block, _),) = pack([EXAMPLES["a picture and two turns"], EXAMPLES["a video"]])
     torch.manual_seed(0)
-    trainer = Trainer(SMALL, OPTIONS, None)
+    trainer = Trainer(Network(SMALL), OPTIONS, None)
     for name, value in block.items():
         trainer.batch[name][0] = value
     losses = [float(trainer.step(2e-3, 0.0)["answers"]) for _ in range(3)]

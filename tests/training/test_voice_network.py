@@ -23,30 +23,24 @@ pytestmark = pytest.mark.slow
 TEXT = "Hello, the red fox costs 42 dollars!"
 
 
-def randomised(module: torch.nn.Module) -> torch.nn.Module:
+@pytest.fixture(scope="module")
+def network() -> Network:
     """Norms and biases off their first values, so that mistakes show."""
-    generator = torch.Generator().manual_seed(3)
-    for parameter in module.parameters():
+    torch.manual_seed(0)
+    network, generator = Network(), torch.Generator().manual_seed(3)
+    for parameter in network.parameters():
         if parameter.dim() < 2 or 1 in parameter.shape:
             parameter.data.mul_(0.8 + 0.4 * torch.rand(parameter.shape, generator=generator))
             parameter.data.add_(0.02 * torch.randn(parameter.shape, generator=generator))
         parameter.data.copy_(parameter.data.bfloat16().float())
-    return module.requires_grad_(False)
+    return network.requires_grad_(False)
 
 
 @pytest.fixture(scope="module")
-def trained() -> Network:
-    torch.manual_seed(0)
-    network = Network(CONFIG)
-    randomised(network)
-    return network
-
-
-@pytest.fixture(scope="module")
-def directory(trained: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `make voice` exports it, beside the published codec."""
     path = tmp_path_factory.mktemp("voice")
-    torch.save({"model": {f"network.{name}": value for name, value in trained.state_dict().items()}}, path / "lm.pt")
+    torch.save({"model": network.state_dict()}, path / "lm.pt")
     export(path / "lm.pt", path / "checkpoint")
     names = {file.name for file in PUBLISHED.iterdir()} - {"built_in_voices.npz"}
     assert {file.name for file in (path / "checkpoint").iterdir()} == names
@@ -63,8 +57,7 @@ def processor(directory: Path) -> VoxCPM2Processor:
     return load_processor(directory)
 
 
-def test_hidden_vectors_of_all_layouts(trained: Network, served: VoxCPM2, processor: VoxCPM2Processor) -> None:
-    network = trained
+def test_hidden_vectors_of_all_layouts(network: Network, served: VoxCPM2, processor: VoxCPM2Processor) -> None:
     for reference, prompt in ((0, 0), (5, 0), (0, 4), (5, 4)):
         layout = processor.layout(processor.tokenize(TEXT), reference_patches=reference, prompt_patches=prompt)
         patches = torch.randn(reference + prompt, *served.patch_shape)
@@ -82,15 +75,14 @@ def test_hidden_vectors_of_all_layouts(trained: Network, served: VoxCPM2, proces
         torch.testing.assert_close(made, conditioning[0], atol=1e-4, rtol=1e-4)
 
 
-def test_velocity_and_stop(trained: Network, served: VoxCPM2) -> None:
-    network = trained
+def test_velocity_and_stop(network: Network, served: VoxCPM2) -> None:
     frames, channels = served.patch_shape
     lm, residual, x, before = torch.randn(2, 3, 256).unbind() + torch.randn(2, 3, frames, channels).unbind()
     mu = network.condition(lm, residual)
     torch.testing.assert_close(mu, torch.stack(served.network.condition(lm, residual), dim=1), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(network.stop_logits(lm), served.network.stop_logits(lm), atol=1e-4, rtol=1e-4)
     times = solver_times(CONFIG["dit_config"]["hidden_dim"])
-    table = network.feat_decoder.estimator.time_embedding(times.waves, times.still)
+    table = network.time_embedding(times.waves, times.still)
     solver = served.solver(SOLVER_STEPS[0])
     torch.testing.assert_close(table[: len(solver.time_table)], solver.time_table, atol=1e-4, rtol=1e-4)
     dit = served.network.feat_decoder

@@ -25,4 +25,4 @@ def test_a_segment_of_400_characters_fits_a_row() -> None:
         store.first.append(sum(store.count))
         store.count.append(patches)
     batch = Packer(store, Shape(rows=40), seed=0).batch()
-    assert (batch.documents == 0).sum(1).max() >= 580
+    assert (batch["documents"] == 0).sum(1).max() >= 580

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.qwen3_asr.config import CHUNK_ROWS, HOP, MEL_BANDS, MIN_SAMPLES, N_FFT
 from models.qwen3_asr.items import rows_of
-from training.hearing.network import PHONES_PER_ROW, WARPS, Vocabulary
+from training.hearing.network import END, NOTHING, PHONES_PER_ROW, SPEECH, SUFFIX, WARPS, ids_of, prefix_of
 from training.hearing.sounds import SAMPLE_RATE, SOUND, UNKNOWN
 from training.voice.corpus import Reader
 from training.voice.texts import KNOWN
@@ -34,11 +34,11 @@ def tokens_of(seconds: int) -> int:
 class Store:
     """Samples and phones on the device; of each utterance where it is, what it says, and where its file ends."""
 
-    def __init__(self, hours: float, on: torch.device, vocabulary: Vocabulary) -> None:
+    def __init__(self, hours: float, on: torch.device) -> None:
         size = int(hours * 3600) * SAMPLE_RATE
         self.wave = torch.zeros(size, dtype=torch.int16, device=on)
         self.phones = torch.zeros(size // SOUND, dtype=torch.uint8, device=on)
-        self.used, self._vocabulary = 0, vocabulary
+        self.used = 0
         self.first, self.count, self.last = list[int](), list[int](), list[int]()
         self.ids: list[tuple[list[int], list[int]]] = []
         self.of_kind: Mapping[str, list[int]] = defaultdict(list)
@@ -61,8 +61,8 @@ class Store:
             self.noises.append((begin, end))
         self.wave[begin:end] = torch.from_numpy(wave)
         self.phones[begin // SOUND : end // SOUND] = torch.from_numpy(phones)
-        number, ids = len(self.first), self._vocabulary.ids
-        self.ids += [(ids(text), ids(f" {text}")) for text in texts.tolist()]
+        number = len(self.first)
+        self.ids += [(ids_of(text), ids_of(f" {text}")) for text in texts.tolist()]
         self.count += samples.tolist()
         self.first += (begin + np.cumsum(samples) - samples).tolist()
         self.last += [number + len(texts)] * len(texts)
@@ -71,11 +71,11 @@ class Store:
 
 
 class Batches:
-    def __init__(self, store: Store, vocabulary: Vocabulary, audio: int, seed: int, short: int = 0) -> None:
+    def __init__(self, store: Store, audio: int, seed: int, short: int = 0) -> None:
         """audio: seconds of a batch; short: so many batches of the shortest items come first."""
-        self.store, self._vocabulary, self._audio, self._short = store, vocabulary, audio, short
+        self.store, self._audio, self._short = store, audio, short
         self._random = np.random.default_rng(seed)
-        self._prefix = vocabulary.prefix()
+        self._prefix = prefix_of()
 
     def batch(self) -> dict[str, Tensor]:
         """ids int64 [N, T], `seconds` [1] that items last at most, and the columns of `_row`, each [N, ...]."""
@@ -100,7 +100,7 @@ class Batches:
         noise, backwards = self._noise(size), kind == "noise" and random.random() < REVERSED
         said = "own" if store.of_kind["own"] and random.random() < 0.5 else "voices"
         source = store.of_kind[said if backwards else kind]
-        start, count, answer = self._noise(size), 1 if random.random() < 0.1 else room, self._vocabulary.nothing
+        start, count, answer = self._noise(size), 1 if random.random() < 0.1 else room, NOTHING
         while kind != "noise" or backwards:
             utterance = source[random.integers(len(source))]
             start = store.first[utterance]
@@ -110,16 +110,16 @@ class Batches:
             count = store.first[end - 1] + store.count[end - 1] - start
             text = [token for place in range(utterance, end) for token in store.ids[place][place > utterance]]
             if count <= size and len(text) <= 12 * seconds:
-                answer = answer if backwards else [*self._vocabulary.speech, *text, self._vocabulary.end]
+                answer = answer if backwards else [*SPEECH, *text, END]
                 break
         free = size - count
         lead, tail = (int(random.uniform(0.0, min(_ROOM * SAMPLE_RATE, free / 2))) for _ in range(2))
         total = max(MIN_SAMPLES, lead + count + tail)
         prefix = self._prefix
         if random.random() < 0.1:
-            prefix = self._vocabulary.prefix(KNOWN[random.integers(len(KNOWN))])[: len(prefix) + _CONTEXT]
+            prefix = prefix_of(KNOWN[random.integers(len(KNOWN))])[: len(prefix) + _CONTEXT]
         rows = rows_of(total // HOP)
-        tokens = [*prefix, *[0] * rows, *self._vocabulary.suffix, *answer]
+        tokens = [*prefix, *[0] * rows, *SUFFIX, *answer]
         ids[: len(tokens)] = tokens
         banks = np.array((0, random.integers(WARPS // 2), random.integers(WARPS)))
         bank = int(random.choice(banks, p=(0.4, 0.45, 0.15)))

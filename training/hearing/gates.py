@@ -17,9 +17,9 @@ from torch import Tensor
 from models.qwen3_asr.config import HOP, MIN_SAMPLES, N_FFT
 from models.qwen3_asr.items import rows_of
 from models.qwen3_asr.transcript import read_transcript
-from training.hearing.network import Features, Network, Vocabulary, write
+from training.hearing.network import END, PUBLISHED, SUFFIX, Features, Network, prefix_of, text_of
 from training.hearing.sounds import ASKED, NOISES, SAMPLE_RATE, Maker, asked, words
-from training.loop import device, hashes, say
+from training.loop import device, hashes, publish, say
 from training.voice import corpus, recogniser
 from training.voice.flite import Flite
 from training.voice.gates import HELD_OUT
@@ -37,7 +37,6 @@ class Listener:
         on = device()
         self._features, self._network = Features().to(on), Network().to(on).eval()
         self._network.load_state_dict(state)
-        self._vocabulary = Vocabulary()
 
     @torch.inference_mode()
     def __call__(self, waves: Sequence[np.ndarray]) -> Heard:
@@ -48,7 +47,7 @@ class Listener:
         return heard
 
     def _batch(self, waves: list[np.ndarray]) -> Heard:
-        network, vocabulary, on = self._network, self._vocabulary, device()
+        network, on = self._network, device()
         waves = [np.pad(wave, (0, max(0, MIN_SAMPLES - len(wave)))) for wave in waves]
         seconds = -(-max(map(len, waves)) // SAMPLE_RATE)
         seconds += -seconds % 8 if seconds > 8 else 0
@@ -57,21 +56,23 @@ class Listener:
         padded = torch.from_numpy(np.stack([np.pad(wave, (0, size - len(wave))) for wave in around])).to(on)
         frames = torch.tensor([len(wave) // HOP for wave in waves], device=on)
         counts = [rows_of(int(count)) for count in frames]
-        rows, prefix = torch.tensor(counts, device=on), vocabulary.prefix()
-        embeds, _ = network.audio_tower(self._features(padded, frames, torch.zeros_like(frames)), rows)
-        begun = [[*prefix, *[0] * count, *vocabulary.suffix] for count in counts]
+        rows, prefix = torch.tensor(counts, device=on), prefix_of()
+        embeds, _ = network.thinker.audio_tower(self._features(padded, frames, torch.zeros_like(frames)), rows)
+        begun = [[*prefix, *[0] * count, *SUFFIX] for count in counts]
         ids = torch.zeros((len(waves), max(map(len, begun)) + _MOST), dtype=torch.int64, device=on)
         for row, tokens in enumerate(begun):
             ids[row, : len(tokens)] = torch.tensor(tokens)
         length, each = torch.tensor([len(tokens) for tokens in begun], device=on), torch.arange(len(waves), device=on)
         first, ended = length.clone(), torch.zeros(len(waves), dtype=torch.bool, device=on)
         while not ended.all() and int((length - first).max()) < _MOST:
-            logits = network.model(ids[:, : int(length.max())], embeds, torch.full_like(rows, len(prefix)), rows)
+            logits = network.thinker.model(
+                ids[:, : int(length.max())], embeds, torch.full_like(rows, len(prefix)), rows
+            )
             token = logits[each, length - 1].argmax(1)
             ids[each, length] = token
-            ended |= token == vocabulary.end
+            ended |= token == END
             length += 1
-        said = [vocabulary.text(ids[row, first[row] : length[row]].tolist()) for row in range(len(waves))]
+        said = [text_of(ids[row, first[row] : length[row]].tolist()) for row in range(len(waves))]
         return [(read.language, read.text) for read in map(read_transcript, said)]
 
 
@@ -131,4 +132,4 @@ if __name__ == "__main__":
         say(results)
         options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if options.export and passed:
-        write(options.export, state)
+        publish(PUBLISHED, options.export, state)

@@ -5,7 +5,6 @@ Its tokens are every byte, and the 344 commonest words of the texts; other words
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from models.layers.precision import without_tf32
 from models.qwen3_asr.config import CHUNK_FRAMES, CHUNK_ROWS, HOP, MEL_BANDS, N_FFT, SAMPLE_RATE
 from models.qwen3_asr.encoder import BANDS, NORM_EPS, sinusoid
 from models.qwen3_asr.log_mel import mel_filters, windowed_dft
-from training.loop import publish
 from training.transformer import Block, Parts, RMSNorm, layer_norm, linear, rotary_of
 from training.voice.flite import PHONES
 
@@ -27,35 +25,27 @@ PUBLISHED = Path(__file__).parents[2] / "models/embedded/qwen3_asr"
 _CONFIG = json.loads((PUBLISHED / "config.json").read_text(encoding="utf-8"))["thinker_config"]
 AUDIO: dict[str, Any] = _CONFIG["audio_config"]
 TEXT: dict[str, Any] = _CONFIG["text_config"]
+_TOKENIZER = Tokenizer.from_file(str(PUBLISHED / "tokenizer.json"))
 
 
-class Vocabulary:
-    """Ids of texts, which hold no special tokens, and of the published prompt's parts."""
-
-    def __init__(self) -> None:
-        self._tokenizer = Tokenizer.from_file(str(PUBLISHED / "tokenizer.json"))
-        self.suffix = self.ids("<|audio_end|><|im_end|>\n<|im_start|>assistant\n")
-        self.nothing = self.ids("language None<asr_text><|im_end|>")
-        self.speech = self.ids("language English<asr_text>")
-        self.end = self.nothing[-1]
-
-    def ids(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
-
-    def prefix(self, context: str = "") -> list[int]:
-        """What stands before the audio's rows."""
-        return self.ids(f"<|im_start|>system\n{context}<|im_end|>\n<|im_start|>user\n<|audio_start|>")
-
-    def text(self, ids: list[int]) -> str:
-        """Of an answer up to its end: "language English<asr_text>..."."""
-        ids = ids[: ids.index(self.end)] if self.end in ids else ids
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+def ids_of(text: str) -> list[int]:
+    return list(_TOKENIZER.encode(text).ids)
 
 
-def write(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes all files of the checkpoint."""
-    kept = {f"thinker.{name}": tensor for name, tensor in tensors.items() if not name.startswith("auxiliary.")}
-    publish(PUBLISHED, directory, kept)
+SUFFIX = ids_of("<|audio_end|><|im_end|>\n<|im_start|>assistant\n")
+"""What stands behind the audio's rows; then SPEECH, the text and END, or NOTHING."""
+NOTHING = ids_of("language None<asr_text><|im_end|>")
+SPEECH, END = ids_of("language English<asr_text>"), NOTHING[-1]
+
+
+def prefix_of(context: str = "") -> list[int]:
+    """What stands before the audio's rows."""
+    return ids_of(f"<|im_start|>system\n{context}<|im_end|>\n<|im_start|>user\n<|audio_start|>")
+
+
+def text_of(ids: list[int]) -> str:
+    """Of an answer up to its end: "language English<asr_text>..."."""
+    return str(_TOKENIZER.decode(ids[: ids.index(END)] if END in ids else ids, skip_special_tokens=True))
 
 
 PHONES_PER_ROW = 4
@@ -182,5 +172,5 @@ def _causal(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, None]:
 class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.audio_tower, self.model = Tower(), Text()
+        self.thinker = Parts(audio_tower=Tower(), model=Text())
         self.auxiliary = nn.Linear(AUDIO["d_model"], PHONES_PER_ROW * len(PHONES))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from training import loop
 from training.hearing.batches import Batches, Store, phones, tilts, together
-from training.hearing.network import PHONES_PER_ROW, Features, Network, Vocabulary
+from training.hearing.network import PHONES_PER_ROW, Features, Network
 from training.hearing.sounds import UNKNOWN
 from training.transformer import linear
 from training.voice.corpus import Reader
@@ -37,10 +37,9 @@ class Trainer:
         self.optimiser = loop.Optimiser(
             self.network, inner=lambda name: ".layers." in name, decay=0.05, adam_decay=0.01, average=0.999
         )
-        vocabulary = Vocabulary()
-        self.store = Store(options.hours, self.device, vocabulary)
+        self.store = Store(options.hours, self.device)
         short, reader = 0 if options.resume else _SHORT, Reader(options.data)
-        batches = Batches(self.store, vocabulary, options.audio, options.seed, short)
+        batches = Batches(self.store, options.audio, options.seed, short)
         self._feed = loop.Ahead(self._made(batches, reader), 8)
         self._graphs = loop.Graphs(self.losses, self.optimiser)
 
@@ -64,12 +63,12 @@ class Trainer:
         wave = together(batch, self.store, seconds)
         mel = self.features(wave, batch["total"] // 160, batch["bank"], tilts(batch["tilt"])).to(self.dtype)
         rows, ids, network = batch["rows"], batch["ids"], self.network
-        embeds, hidden = network.audio_tower(mel, rows)
+        embeds, hidden = network.thinker.audio_tower(mel, rows)
         heard = linear(hidden, network.auxiliary).float().unflatten(2, (PHONES_PER_ROW, -1)).flatten(0, 2)
         wanted = phones(batch, self.store, seconds).flatten()
         known = (wanted != UNKNOWN).sum().clamp(min=1)
         sounds = F.cross_entropy(heard, wanted, ignore_index=UNKNOWN, reduction="sum") / known
-        logits = network.model(ids, embeds, batch["begin"], rows).float()
+        logits = network.thinker.model(ids, embeds, batch["begin"], rows).float()
         place = torch.arange(ids.shape[1], device=ids.device) + 1
         asked = (place >= batch["answer"][:, None]) & (place < batch["length"][:, None])
         labels = ids.roll(-1, 1).masked_fill(~asked, -100)
@@ -79,8 +78,6 @@ class Trainer:
 
     def report(self) -> dict[str, float]:
         return {"hours": self.store.hours, **{kind: len(known) for kind, known in self.store.of_kind.items()}}
-
-    def kept(self) -> None: ...
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import queue
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -19,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from models.interfaces.resizing import use_threads
 from training.loop import Ahead
-from training.vision.conversations import Encoder, Example, Tokens, grid_of, make_example, patches_of
+from training.vision.conversations import Example, Tokens, grid_of, make_example, patches_of, tokens_of
 from training.vision.network import LETTERS_PER_CELL, UNKNOWN, Network, Packed
 from training.vision.pictures import CELL, COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, Picture
 
@@ -61,8 +60,8 @@ def empty(number: int, device: torch.device) -> Fields:
 class Packer:
     """Puts examples into a block until one does not fit."""
 
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder, self._used, self.tasks = encoder, Counter[str](), list[str]()
+    def __init__(self) -> None:
+        self._used, self.tasks = Counter[str](), list[str]()
         self._parts: dict[str, list[np.ndarray]] = defaultdict(list)
 
     def add(self, example: Example) -> bool:
@@ -79,7 +78,7 @@ class Packer:
         for picture in example.pictures:
             self._picture(picture)
         for turns, opening in zip(example.conversations, example.openings, strict=True):
-            tokens = self._encoder.tokens(example.pictures, turns, opening)
+            tokens = tokens_of(example.pictures, turns, opening)
             self._conversation([turn.task for turn in turns], tokens, first_row)
 
     def joined(self) -> Fields:
@@ -165,12 +164,12 @@ Held = tuple[Fields, list[str]]
 """One block, and the tasks of its turns."""
 
 
-def pack(encoder: Encoder, examples: Sequence[Example]) -> list[Held]:
+def pack(examples: Sequence[Example]) -> list[Held]:
     """Blocks that hold all examples."""
     packers: list[Packer] = []
     for example in examples:
         if not packers or not packers[-1].add(example):
-            packers.append(Packer(encoder))
+            packers.append(Packer())
             if not packers[-1].add(example):
                 raise ValueError("an example is larger than a block")
     return [(packer.block(), packer.tasks) for packer in packers]
@@ -179,16 +178,16 @@ def pack(encoder: Encoder, examples: Sequence[Example]) -> list[Held]:
 class Drawn(IterableDataset[Fields]):
     """Blocks without end."""
 
-    def __init__(self, tokenizer: Path, seed: int) -> None:
-        self._tokenizer, self._seed = tokenizer, seed
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
 
     def __iter__(self) -> Iterator[Fields]:
         use_threads(1)
         worker = get_worker_info()
-        random, encoder = Random(self._seed * 1000 + (worker.id if worker else 0)), Encoder(self._tokenizer)
+        random = Random(self._seed * 1000 + (worker.id if worker else 0))
         waiting: Example | None = None
         while True:
-            packer = Packer(encoder)
+            packer = Packer()
             while packer.add(waiting := waiting or make_example(random)):
                 waiting = None
             yield packer.block()
@@ -237,12 +236,9 @@ class Answer:
     wanted: tuple[int, ...]
 
 
-def on_device(encoder: Encoder, examples: Sequence[Example], device: torch.device) -> list[Held]:
+def on_device(examples: Sequence[Example], device: torch.device) -> list[Held]:
     """Each block as a batch of one."""
-    return [
-        ({name: value[None].to(device) for name, value in block.items()}, tasks)
-        for block, tasks in pack(encoder, examples)
-    ]
+    return [({name: value[None].to(device) for name, value in block.items()}, tasks) for block, tasks in pack(examples)]
 
 
 @torch.no_grad()

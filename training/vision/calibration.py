@@ -1,6 +1,6 @@
 """Makes the model that sees refuse more of what it does not know, and no more of what it knows.
 
-    REPRISE_WORLD_FONTS=build/fonts python -m training.vision.calibration average.safetensors calibrated.safetensors
+    REPRISE_WORLD_FONTS=build/fonts python -m training.vision.calibration OUT/vision.pt calibrated.safetensors
 
 "I see ..." and "I only know ..." part at the second word. Of pictures like the trained ones the first is far ahead; of
 others that the model takes for its own, it often is not. So NATS go to the logit of " only" behind "I": its row of the
@@ -14,27 +14,24 @@ from pathlib import Path
 from random import Random
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from training.loop import device, save_weights
 from training.vision.blocks import on_device, packed
-from training.vision.checkpoint import load
-from training.vision.conversations import Encoder, make_example
-from training.vision.network import Network
+from training.vision.conversations import encode, make_example
+from training.vision.network import Network, load
 from training.vision.questions import ONLY
-from training.vision.vocabulary import PUBLISHED
 
 NATS = 3.0
 EXAMPLES = 400
 
 
 @torch.no_grad()
-def hidden_behind(network: Network, encoder: Encoder, token: int) -> Tensor:
+def hidden_behind(network: Network, token: int) -> Tensor:
     """Last hidden values [n, hidden_size] at every `token` with which an answer of training begins."""
     random, found = Random("calibration"), list[Tensor]()
     examples = [make_example(random) for _ in range(EXAMPLES)]
-    for held, _ in on_device(encoder, examples, next(network.parameters()).device):
+    for held, _ in on_device(examples, next(network.parameters()).device):
         batch, labels, turns = packed(held), held["labels"].flatten(), held["turns"].flatten()
         hidden = network.model(batch, network.visual(batch)).float()
         begins = turns != turns.roll(1)
@@ -43,14 +40,12 @@ def hidden_behind(network: Network, encoder: Encoder, token: int) -> Tensor:
 
 
 def calibrate(weights: Path, out: Path) -> None:
-    encoder = Encoder(PUBLISHED)
-    first, second = encoder.encode(ONLY)[:2]
-    rows = hidden_behind(load(weights, device()), encoder, first).cpu()
+    first, second = encode(ONLY)[:2]
+    network = load(weights, device())
+    rows = hidden_behind(network, first).cpu()
     ridge = rows.T @ rows + torch.eye(rows.shape[1])
-    tensors = load_file(weights)
-    embedding = tensors["model.embed_tokens.weight"]
-    embedding[second] += (NATS * torch.linalg.solve(ridge, rows.sum(0))).to(embedding.dtype)
-    save_weights(out, tensors)
+    network.model.embed_tokens.weight.data[second] += NATS * torch.linalg.solve(ridge, rows.sum(0)).to(device())
+    save_weights(out, network.state_dict())
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from models.text.tools import hermes_turns
 from training.vision import scenes
 from training.vision.charts import chart_picture
 from training.vision.drawings import strange_clip, strange_picture
+from training.vision.network import PUBLISHED
 from training.vision.pictures import CELL, Picture
 from training.vision.questions import MAKERS, Ask, Turn, follow_up
 
@@ -198,75 +199,69 @@ class Tokens:
     positions: np.ndarray
 
 
-class Encoder:
-    """Conversations to ids, as the chat template of the checkpoint writes them."""
+_TOKENIZER = Tokenizer.from_file(str(PUBLISHED / "tokenizer.json"))
 
-    def __init__(self, directory: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        special = self._special
-        self.start, self.end = special("<|im_start|>"), special("<|im_end|>")
-        self.vision_start, self.vision_end = special("<|vision_start|>"), special("<|vision_end|>")
-        self.image, self.video = special("<|image_pad|>"), special("<|video_pad|>")
-        self.vocab_size = self._tokenizer.get_vocab_size()
-        self.encode = lru_cache(maxsize=65536)(self._encode)
 
-    def _special(self, name: str) -> int:
-        token = self._tokenizer.token_to_id(name)
-        if token is None:
-            raise ValueError(f"tokenizer.json has no token {name}")
-        return int(token)
+@lru_cache(maxsize=65536)
+def encode(text: str) -> tuple[int, ...]:
+    return tuple(_TOKENIZER.encode(text, add_special_tokens=False).ids)
 
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def _forced(self, turn: Turn) -> list[int]:
-        """Which tokens of the answer say a key that is forced."""
-        if not turn.forced:
-            return []
-        spans = [match.span(1) for match in _KEY.finditer(turn.answer) if match[1] in turn.forced]
-        offsets = self._tokenizer.encode(turn.answer, add_special_tokens=False).offsets
-        return [
-            index
-            for index, (start, end) in enumerate(offsets)
-            if any(start < last and first < end for first, last in spans)
-        ]
+_START, END = encode("<|im_start|><|im_end|>")
+_VISION_START, _VISION_END = encode("<|vision_start|><|vision_end|>")
+_IMAGE, _VIDEO = encode("<|image_pad|><|video_pad|>")
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(ids))
 
-    def tokens(self, pictures: Sequence[Picture], turns: Sequence[Turn], opening: Opening = ASKED) -> Tokens:
-        """The pictures that no later turn shows are those of the opening."""
-        ids: list[int] = []
-        turn_of: list[int] = []
-        runs: list[tuple[int, tuple[int, int, int]]] = []
-        left = list(pictures)
+def _forced(turn: Turn) -> list[int]:
+    """Which tokens of the answer say a key that is forced."""
+    if not turn.forced:
+        return []
+    spans = [match.span(1) for match in _KEY.finditer(turn.answer) if match[1] in turn.forced]
+    offsets = _TOKENIZER.encode(turn.answer, add_special_tokens=False).offsets
+    return [
+        index
+        for index, (start, end) in enumerate(offsets)
+        if any(start < last and first < end for first, last in spans)
+    ]
 
-        def put(*tokens: int, turn: int = -1) -> None:
-            ids.extend(tokens)
-            turn_of.extend([turn] * len(tokens))
 
-        for index, turn in enumerate(turns):
-            for role, text in opening if index == 0 else (("user", PICTURES * (turn.shows > 0) + QUESTION),):
-                put(self.start, *self.encode(role + "\n"))
-                count = turn.shows if index else len(pictures) - sum(later.shows for later in turns[1:])
-                for _ in range(count if text.startswith(PICTURES) else 0):
-                    picture = left.pop(0)
-                    runs.append((len(ids) + 1, grid_of(picture)))
-                    pads = [self.video if picture.motion else self.image] * embeddings(picture)
-                    put(self.vision_start, *pads, self.vision_end)
-                text = text.removeprefix(PICTURES).replace(QUESTION, turn.question)
-                put(*self.encode(text), self.end, *self.encode("\n"))
-            put(self.start, *self.encode("assistant\n"))
-            forced = self._forced(turn)
-            for nth, token in enumerate((*self.encode(turn.answer), self.end)):
-                put(token, turn=-1 if nth in forced else index)
-            put(*self.encode("\n"))
-        whole, said = np.array(ids, np.int32), np.array(turn_of, np.int32)
-        shown = np.isin(whole, (self.image, self.video))
-        rows = np.where(shown, shown.cumsum() - 1, -1).astype(np.int32)
-        labels = np.append(np.where(said < 0, -1, whole)[1:], np.int32(-1))
-        positions, _ = mrope_positions(len(ids), runs, merge_size=2)
-        return Tokens(whole, rows, labels, np.append(said[1:], np.int32(-1)), positions)
+def decode(ids: Sequence[int]) -> str:
+    return _TOKENIZER.decode(list(ids))
+
+
+def tokens_of(pictures: Sequence[Picture], turns: Sequence[Turn], opening: Opening = ASKED) -> Tokens:
+    """As the checkpoint's chat template writes it. The pictures that no later turn shows are those of the opening."""
+    ids: list[int] = []
+    turn_of: list[int] = []
+    runs: list[tuple[int, tuple[int, int, int]]] = []
+    left = list(pictures)
+
+    def put(*tokens: int, turn: int = -1) -> None:
+        ids.extend(tokens)
+        turn_of.extend([turn] * len(tokens))
+
+    for index, turn in enumerate(turns):
+        for role, text in opening if index == 0 else (("user", PICTURES * (turn.shows > 0) + QUESTION),):
+            put(_START, *encode(role + "\n"))
+            count = turn.shows if index else len(pictures) - sum(later.shows for later in turns[1:])
+            for _ in range(count if text.startswith(PICTURES) else 0):
+                picture = left.pop(0)
+                runs.append((len(ids) + 1, grid_of(picture)))
+                pads = [_VIDEO if picture.motion else _IMAGE] * embeddings(picture)
+                put(_VISION_START, *pads, _VISION_END)
+            text = text.removeprefix(PICTURES).replace(QUESTION, turn.question)
+            put(*encode(text), END, *encode("\n"))
+        put(_START, *encode("assistant\n"))
+        forced = _forced(turn)
+        for nth, token in enumerate((*encode(turn.answer), END)):
+            put(token, turn=-1 if nth in forced else index)
+        put(*encode("\n"))
+    whole, said = np.array(ids, np.int32), np.array(turn_of, np.int32)
+    shown = np.isin(whole, (_IMAGE, _VIDEO))
+    rows = np.where(shown, shown.cumsum() - 1, -1).astype(np.int32)
+    labels = np.append(np.where(said < 0, -1, whole)[1:], np.int32(-1))
+    positions, _ = mrope_positions(len(ids), runs, merge_size=2)
+    return Tokens(whole, rows, labels, np.append(said[1:], np.int32(-1)), positions)
 
 
 def grid_of(picture: Picture) -> tuple[int, int, int]:

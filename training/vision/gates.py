@@ -27,18 +27,16 @@ import numpy as np
 import torch
 from PIL import Image
 
-from training.loop import device, hashes
+from training.loop import device, hashes, publish
 from training.vision.blocks import Answer, answers, on_device
 from training.vision.charts import chart_picture
-from training.vision.checkpoint import load
-from training.vision.conversations import ASKED, DATA, DRAW, Encoder, Example
+from training.vision.conversations import ASKED, DATA, DRAW, Example, decode, encode
 from training.vision.fonts import SEEN_FONTS, UNSEEN_FONTS
+from training.vision.network import PUBLISHED, load
 from training.vision.questions import MAKERS, ONLY, Ask, follow_up, read
 from training.vision.scenes import text_picture
-from training.vision.vocabulary import PUBLISHED, words
 
 SEED = 20261122
-_TOKENS = frozenset(words())
 _DRAW = {
     **DRAW,
     # Charts with names of a kind and with any words are measured apart: the latter have to be read letter by letter.
@@ -87,7 +85,7 @@ def _printed(random: Random, name: str) -> Example | None:
     style, fonts, _ = PRINTED[name]
     picture = text_picture(random, held_out=True, style=style, face=random.choice(fonts))
     turn = read(Ask(random, [picture], held_out=True, json=False)) if picture.lines else None
-    if turn is None or any(line.text in _TOKENS for line in picture.lines):
+    if turn is None or any(len(encode(line.text)) == 1 for line in picture.lines):
         return None
     return Example([picture], [[replace(turn, task=name)]], [ASKED])
 
@@ -123,17 +121,17 @@ class Scores:
         return failed
 
 
-def score(found: Sequence[Answer], encoder: Encoder) -> Scores:
+def score(found: Sequence[Answer]) -> Scores:
     right: dict[str, list[bool]] = defaultdict(list)
     yes: list[bool] = []
     wrong: dict[str, list[str]] = defaultdict(list)
     refused: list[bool] = []
-    first, second = encoder.encode(ONLY)[:2]
-    agreed = encoder.encode("Yes,")[0]
+    first, second = encode(ONLY)[:2]
+    agreed = encode("Yes,")[0]
     for answer in found:
         right[answer.task].append(answer.right)
         if not answer.right:
-            wrong[answer.task].append(f"{encoder.decode(answer.said)} | {encoder.decode(answer.wanted)}")
+            wrong[answer.task].append(f"{decode(answer.said)} | {decode(answer.wanted)}")
         if answer.task in BALANCED:
             yes.append(answer.said[0] == agreed)
         if answer.task not in REFUSING:
@@ -167,14 +165,13 @@ def write_sample(directory: Path, number: int) -> None:
 
 def measure(options: argparse.Namespace) -> bool:
     """Whether all promised gates hold."""
-    on, weights = device(), options.weights or options.directory / "model.safetensors"
-    network, encoder = load(weights, on), Encoder(options.directory)
-    began, found = time.monotonic(), list[Answer]()
+    on, weights = device(), options.weights
+    network, began, found = load(weights, on), time.monotonic(), list[Answer]()
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         for made in pool.imap(partial(examples, number=options.number), options.only or NAMES):
-            for held in on_device(encoder, made, on):
+            for held in on_device(made, on):
                 found += answers(network, held)
-    scores = score(found, encoder)
+    scores = score(found)
     failed = scores.failures()
     report = {
         "sha256": hashes(weights)[weights.name],
@@ -193,17 +190,19 @@ def measure(options: argparse.Namespace) -> bool:
     for name, wrong in scores.wrong.items():
         print(name, *wrong, sep="\n  ")
     print(f"{time.monotonic() - began:.0f} s")
+    if options.export and not failed and not options.only:
+        publish(PUBLISHED, options.export, network.state_dict())
     return not failed
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--directory", type=Path, default=PUBLISHED)
-    parser.add_argument("--weights", type=Path, help="default: the checkpoint's")
+    parser.add_argument("--weights", type=Path, default=PUBLISHED / "model.safetensors")
     parser.add_argument("--number", type=int, default=500, help="questions of each gate")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--export", type=Path, help="directory of the checkpoint, if all gates hold")
     parser.add_argument("--sample", type=Path, help="directory that examples are written to")
     options = parser.parse_args()
     if options.sample:

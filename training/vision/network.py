@@ -6,8 +6,10 @@ the tower to see long before answers do.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -15,9 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
+from training import loop
 from training.transformer import Block, Parts, RMSNorm, Rotary, layer_norm, linear, rotary_of, rotate
 from training.vision.pictures import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES
 
+PUBLISHED = Path(__file__).parents[2] / "models/embedded/qwen2_vl"
+CONFIG: dict[str, Any] = json.loads((PUBLISHED / "config.json").read_text(encoding="utf-8"))
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 LETTERS_PER_CELL = 6
@@ -61,24 +66,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int, causal: bo
     return torch.cat(parts), None
 
 
-class _Rows(torch.autograd.Function):
-    """table[index], whose gradient is added up by atomics: that of indexing sorts first."""
-
-    @staticmethod
-    def forward(context, table: Tensor, index: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        context.save_for_backward(index)
-        context.shape = table.shape
-        return table[index]
-
-    @staticmethod
-    def backward(context, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
-        (index,) = context.saved_tensors
-        total = torch.zeros(context.shape, dtype=torch.float32, device=gradient.device)
-        return total.index_add_(0, index, gradient.float()).to(gradient.dtype), None
-
-
 def rows_of(table: Tensor, index: Tensor) -> Tensor:
-    return _Rows.apply(table, index)
+    """table[index], whose gradient is added up by atomics, in float32: that of indexing sorts first."""
+    return table.float().index_select(0, index).to(table.dtype)
 
 
 class VisionBlock(nn.Module):
@@ -223,3 +213,10 @@ class Network(nn.Module):
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
+
+
+def load(weights: Path, device: torch.device) -> Network:
+    """The network with a state's or a checkpoint's weights in float32."""
+    network = Network(CONFIG)
+    loop.load(network, weights)
+    return network.to(device)

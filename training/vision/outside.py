@@ -27,13 +27,11 @@ from torch.nn import functional as F
 
 from training.loop import device, hashes
 from training.vision.blocks import LONGEST, Packer, packed
-from training.vision.checkpoint import load
-from training.vision.conversations import ASKED, Encoder, Example
-from training.vision.network import Network
+from training.vision.conversations import ASKED, END, Example, decode
+from training.vision.network import PUBLISHED, Network, load
 from training.vision.pictures import MAX_PIXELS, MIN_PIXELS, Canvas, Picture, finished
 from training.vision.questions import MANY, ONLY, Turn
 from training.vision.scenes import VIDEO_MIN_PIXELS
-from training.vision.vocabulary import PUBLISHED
 
 DATA = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 GATES = {"right": 0.92, "refused": 0.02, "honest of a picture": 0.97}
@@ -145,9 +143,9 @@ def picture(images: Sequence[Image.Image]) -> Picture:
     return found
 
 
-def said(network: Network, encoder: Encoder, shown: Picture, question: str, most: int = 64) -> str:
+def said(network: Network, shown: Picture, question: str, most: int = 64) -> str:
     """What greedy decoding answers, at most `most` tokens of it."""
-    on, packer = next(network.parameters()).device, Packer(encoder)
+    on, packer = next(network.parameters()).device, Packer()
     packer.put(Example([shown], [[Turn("", question, "")]], [ASKED]))
     batch = packed({name: value[None].to(on) for name, value in packer.joined().items()})
     vision = network.visual(batch)
@@ -165,12 +163,12 @@ def said(network: Network, encoder: Encoder, shown: Picture, question: str, most
             longest=max(LONGEST, len(ids)),
         )
         token = network.logits(network.model(now, vision)).argmax()
-        if token == encoder.end:
+        if token == END:
             break
         answer.append(int(token))
         ids, source = torch.cat((ids, token[None])), F.pad(source, (0, 1), value=-1)
         positions = torch.cat((positions, positions[:, -1:] + 1), dim=1)
-    return encoder.decode(answer)
+    return decode(answer)
 
 
 def is_right(answer: str, expected: str) -> bool:
@@ -187,21 +185,21 @@ def others() -> Iterator[tuple[str, list[Image.Image]]]:
 
 
 @torch.no_grad()
-def measure(network: Network, encoder: Encoder) -> dict[str, Any]:
+def measure(network: Network) -> dict[str, Any]:
     """Shares of right and refused answers to what is known and of honest ones to what is not, and what went wrong."""
     found: dict[str, list[bool]] = defaultdict(list)
     wrong: list[str] = []
     for name, scene in DATA["known"].items():
         shown = picture([drawn(scene)])
         for question, expected in scene["asks"]:
-            answer = said(network, encoder, shown, question)
+            answer = said(network, shown, question)
             found["right"].append(is_right(answer, expected))
             found["refused"].append(answer.startswith(ONLY[:11]))
             if not found["right"][-1]:
                 wrong.append(f"{name} | {question} | {answer}")
     for nth, (kind, images) in enumerate(others()):
         shown, question = picture(images), DATA["asked"][nth % (4 if len(images) == 1 else 5)]
-        answer = said(network, encoder, shown, question, 24)
+        answer = said(network, shown, question, 24)
         honest = ONLY.startswith(answer) or answer == MANY
         for name in (kind, "clip" if kind == "clip" else "picture"):
             found[f"honest of a {name}"].append(honest)
@@ -219,13 +217,13 @@ def failures(shares: Mapping[str, float]) -> list[str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--directory", type=Path, default=PUBLISHED)
-    parser.add_argument("--weights", type=Path, help="default: the checkpoint's")
+    parser.add_argument("--weights", type=Path, default=PUBLISHED / "model.safetensors")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    weights = options.weights or options.directory / "model.safetensors"
-    found = measure(load(weights, device()), Encoder(options.directory))
-    report = json.dumps({"sha256": hashes(weights)[weights.name], **found}, indent=1, ensure_ascii=False)
+    found = measure(load(options.weights, device()))
+    report = json.dumps(
+        {"sha256": hashes(options.weights)[options.weights.name], **found}, indent=1, ensure_ascii=False
+    )
     if options.json:
         options.json.write_text(report + "\n", encoding="utf-8")
     print(report)

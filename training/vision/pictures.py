@@ -46,8 +46,6 @@ class ColorRange:
 _DATA = json.loads(Path(__file__).with_name("palette.json").read_text(encoding="utf-8"))
 COLORS = {name: ColorRange(*map(tuple, spans)) for name, spans in _DATA.items()}
 COLOR_NAMES = tuple(COLORS)
-SPELLED = ("cyan", "magenta")
-"""Colours without a token of their own."""
 SHAPE_NAMES = ("circle", "square", "triangle", "star", "ring", "cross", "rectangle", "oval")
 SIZE_NAMES = ("small", "medium", "large")
 SIZES = {"small": (0.065, 0.09), "medium": (0.12, 0.145), "large": (0.19, 0.24)}

@@ -1,31 +1,24 @@
 """Trains models/embedded/qwen2_vl on one GPU, in legs that go on where the last one ended.
 
-    REPRISE_WORLD_FONTS=build/fonts python -m training.vision.train TOKENIZER OUT --seconds 540 --resume OUT/vision.pt
+    REPRISE_WORLD_FONTS=build/fonts python -m training.vision.train OUT --seconds 540 --resume OUT/vision.pt
 
-TOKENIZER is a directory with the tokenizer.json of training.vision.vocabulary. Processes draw pictures and
-conversations without end; the GPU takes new blocks as they come and fills its batches up with blocks of a pool that it
-has seen before. OUT/average.safetensors has the weights that are measured.
+Processes draw pictures and conversations without end; the GPU takes new blocks as they come and fills its batches up
+with blocks of a pool that it has seen before. The tokenizer is the published one: it knows the words of the first
+questions as one token each, and spells others.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
 from training import loop
 from training.vision.blocks import PATCHES, Drawn, Feed, Fields, drawn_shifts, empty, packed, shifted
-from training.vision.network import Network
-from training.vision.vocabulary import CONFIG
-
-_WORDS = "model.embed_tokens.weight"
+from training.vision.network import CONFIG, Network
 
 
 class Trainer:
@@ -33,10 +26,10 @@ class Trainer:
 
     name = "vision"
 
-    def __init__(self, config: dict[str, Any], options: argparse.Namespace, feed: Feed | None) -> None:
+    def __init__(self, network: Network, options: argparse.Namespace, feed: Feed | None) -> None:
         self.steps, self.options, self.feed = 0, options, feed
         self.device = loop.device()
-        self.network = Network(config).to(self.device)
+        self.network = network.to(self.device)
         self.optimiser = loop.Optimiser(
             self.network,
             inner=lambda name: "embed_tokens" not in name and "auxiliary" not in name,
@@ -81,40 +74,13 @@ class Trainer:
     def report(self) -> dict[str, float]:
         return {"new blocks": self._new}
 
-    def kept(self) -> None:
-        """Writes the average, which training.vision.gates measures."""
-        loop.save_weights(self.options.out / "average.safetensors", self.optimiser.average.state_dict())
-
-    @torch.no_grad()
-    def take_published(self, path: Path, tokenizer: Path) -> None:
-        """The weights of a published checkpoint. What its tokenizer.json does not know begins anew, and so do the heads
-        of what export drops."""
-        found = load_file(path)
-        own = dict(self.network.named_parameters())
-        before, now = (vocabulary_of(directory) for directory in (path.parent, tokenizer))
-        words = own[_WORDS].detach().clone()
-        kept = [(index, before[token]) for token, index in now.items() if token in before]
-        to, of = (torch.tensor(rows, device=words.device) for rows in zip(*kept, strict=True))
-        words[to] = found[_WORDS].to(words)[of]
-        for name, value in {**found, _WORDS: words}.items():
-            own[name].copy_(value)
-
-
-def vocabulary_of(directory: Path) -> dict[str, int]:
-    return Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab()
-
 
 if __name__ == "__main__":
-    parser = loop.arguments(__doc__, seconds=60.0, rate=2e-3, decay=0.0)
+    parser = loop.arguments(__doc__, seconds=60.0, rate=2e-3, decay=0.0, data=False)
     parser.add_argument("--blocks", type=int, default=6, help="a batch")
     parser.add_argument("--pool", type=int, default=384)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--auxiliary", type=float, default=0.3, help="weight of the losses of cells")
-    parser.add_argument("--weights", type=Path, help="begin with the weights of this model.safetensors")
     options = loop.begin(parser, graphs=True)
-    feed = Feed(Drawn(options.data, options.seed), loop.device(), options.workers, options.pool, options.seed)
-    size = -(-len(vocabulary_of(options.data)) // 64) * 64
-    trainer = Trainer(CONFIG | {"vocab_size": size}, options, feed)
-    if options.weights:
-        trainer.take_published(options.weights, options.data)
-    loop.run(trainer, options)
+    feed = Feed(Drawn(options.seed), loop.device(), options.workers, options.pool, options.seed)
+    loop.run(Trainer(Network(CONFIG), options, feed), options)

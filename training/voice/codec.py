@@ -5,7 +5,8 @@ python -m training.voice.codec DATA OUT --seconds 800 [--resume OUT/codec.pt]
 
 It starts from the published decoder and learns two things of the same latents: the vocoder's samples, which give it a
 voice without roughness, and the spectrum of natural speech, which the vocoder's lacks in silence and in weak sounds.
-The encoder and the latents stay as they are. OUT/audiovae.safetensors is the published file with the new decoder.
+The encoder and the latents stay as they are. At the end OUT/audiovae.safetensors is the published file with the new
+decoder.
 """
 
 from __future__ import annotations
@@ -274,11 +275,6 @@ class Trainer:
         parts = self._distance(sound(self.network, latents), latents, wave, latents, _CONTEXT)
         return {"hours": self.store.hours, **{f"held out {name}": part.item() for name, part in parts.items()}}
 
-    def kept(self) -> None:
-        hidden = self.options.out / f"{_CODEC}.part"
-        save_file(published(self.optimiser.average), hidden)
-        hidden.rename(self.options.out / _CODEC)
-
 
 if __name__ == "__main__":
     parser = loop.arguments(__doc__, seconds=800.0, rate=5e-4)
@@ -287,4 +283,5 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--crop", type=int, default=16, help="latent frames that are judged")
     options = loop.begin(parser)
-    loop.run(Trainer(options), options)
+    loop.run(trainer := Trainer(options), options)
+    save_file(published(trainer.optimiser.average), options.out / _CODEC)

@@ -45,8 +45,8 @@ Report = Callable[[str, dict[str, float | bool]], None]
 
 
 def texts(kind: str, count: int, other: tuple[str, ...]) -> list[str]:
-    """sentences: of the grammar, three words or more, no digits; words: strings of known words; other, unheard:
-    of words of the list among small words; numbers; first_words: what people type first, all of it; segments_400:
+    """sentences: of the grammar, three words or more, no digits; words: strings of known words; unheard: words of
+    the list among small words; numbers; first_words: what people type first, all of it; segments_400:
     sentences in a row, a fifth of `count`."""
     if kind == "first_words":
         return list(FIRST_WORDS)
@@ -59,7 +59,6 @@ def texts(kind: str, count: int, other: tuple[str, ...]) -> list[str]:
     make = {
         "sentences": writer.sentence,
         "words": writer.known_words,
-        "other": writer.mixed_string,
         "unheard": writer.mixed_string,
         "numbers": writer.numbered,
     }[kind]

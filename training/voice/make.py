@@ -18,12 +18,10 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
-from training.loop import publish
+from training.loop import WEIGHTS, publish
 from training.voice import corpus
-from training.voice.config import CONFIG, PUBLISHED
-from training.voice.network import Network, Objective
+from training.voice.config import PUBLISHED
 
 _ENDLESS = ("--files", 1_000_000)
 
@@ -41,21 +39,9 @@ def finish(module: str, *arguments: object) -> None:
 
 
 def export(lm: Path, directory: Path) -> None:
-    """The published checkpoint with the network of a trained state, without its helpers, in bfloat16, and without the
-    references of built-in voices, which are those of other weights."""
-    model, prefix = torch.load(lm, map_location="cpu", weights_only=True)["model"], "network."
-    trained = {name.removeprefix(prefix): value for name, value in model.items() if name.startswith(prefix)}
-    if trained.keys() != dict(Network(CONFIG).named_parameters()).keys():
-        raise SystemExit(f"{lm} is of another network than {PUBLISHED / 'config.json'} describes")
-    publish(PUBLISHED, directory, trained)
-
-
-def released(lm: Path) -> None:
-    """A state to go on from: the published network, and helpers that have learned nothing."""
-    network = load_file(PUBLISHED / "model.safetensors")
-    fresh = Objective(Network(CONFIG)).state_dict()
-    lm.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"model": fresh | {f"network.{name}": value for name, value in network.items()}, "steps": 0}, lm)
+    """The published checkpoint with the network of a trained state, without the references of built-in voices, which
+    are those of other weights."""
+    publish(PUBLISHED, directory, torch.load(lm, map_location="cpu", weights_only=True)["model"])
 
 
 def make(options: argparse.Namespace) -> None:
@@ -67,9 +53,8 @@ def make(options: argparse.Namespace) -> None:
         for core in range(max(1, options.cores - 2))
     ]
     state = work / "lm" / "lm.pt"
-    if options.go_on and not state.exists():
-        released(state)
-    resume = ("--resume", state, "--guided", 0.4) if options.go_on else ()
+    begun = state if state.exists() else PUBLISHED / WEIGHTS
+    resume = ("--resume", begun, "--guided", 0.4) if options.go_on else ()
     try:
         finish("train", work / "voice", work / "lm", "--seconds", options.seconds, "--compile", *resume)
     finally:

@@ -1,5 +1,5 @@
 """VoxCPM2's networks as they are trained: whole sequences at once, gradients, published parameter names; and the
-losses: the flow of the next patch, the stop, and helpers that are dropped later.
+losses: the flow of the next patch, the stop, and auxiliary heads that are dropped later.
 
 What the server computes step by step over a cache (models/voxcpm2/network.py) is computed here for every position of
 packed rows; a test holds the two equal. P latent frames of D values make a patch [P, D].
@@ -17,10 +17,13 @@ from torch import Tensor, nn
 from models.voxcpm2.config import SOLVER_STEPS
 from models.voxcpm2.solver import schedule, sinusoid
 from training.transformer import Block, Parts, RMSNorm, Rotary, rotary_of
+from training.voice.config import CONFIG
 from training.voice.corpus import Store
 from training.voice.flite import PHONES
 from training.voice.latents import FRAMES, LATENT_DIM
 from training.voice.packing import Batch
+
+_LM, _ENCODER, _DIT = (CONFIG[f"{name}_config"] for name in ("lm", "encoder", "dit"))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: int) -> tuple[Tensor, Tensor | None]:
@@ -34,12 +37,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: int) -> 
 
 
 class Stack(nn.Module):
-    def __init__(self, config: dict[str, Any], part: dict[str, Any], layers: int) -> None:
+    """part: lm_config, encoder_config or dit_config."""
+
+    def __init__(self, part: dict[str, Any], layers: int) -> None:
         super().__init__()
-        lm = config["lm_config"]
         width, inner = part.get("hidden_dim") or part["hidden_size"], part.get("ffn_dim") or part["intermediate_size"]
         heads = part.get("num_heads") or part["num_attention_heads"]
-        shape, eps = (width, inner, heads, lm["num_key_value_heads"], part["kv_channels"]), lm["rms_norm_eps"]
+        shape, eps = (width, inner, heads, _LM["num_key_value_heads"], part["kv_channels"]), _LM["rms_norm_eps"]
         self.layers = nn.ModuleList(Block(*shape, eps=eps) for _ in range(layers))
         self.norm = RMSNorm(width, eps)
         for block in self.layers:
@@ -56,66 +60,6 @@ class Stack(nn.Module):
             if logits is not None:
                 all_logits.append(logits)
         return self.norm(x), all_logits
-
-
-class LocalEncoder(nn.Module):
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        part = config["encoder_config"]
-        self.in_proj = nn.Linear(config["feat_dim"], part["hidden_dim"])
-        self.special_token = nn.Parameter(torch.randn(1, 1, 1, part["hidden_dim"]))
-        self.encoder = Stack(config, part, part["num_layers"])
-
-    def forward(self, patches: Tensor, rotary: Rotary) -> Tensor:
-        tokens = self.in_proj(patches)
-        special = self.special_token[0].expand(len(patches), -1, -1).to(tokens.dtype)
-        return self.encoder(torch.cat((special, tokens), dim=1), rotary, None)[0][:, 0]
-
-
-class TimeMLP(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear_1 = nn.Linear(width, width)
-        self.linear_2 = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear_2(F.silu(self.linear_1(x)))
-
-
-class Estimator(nn.Module):
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        part, features = config["dit_config"], config["feat_dim"]
-        width = part["hidden_dim"]
-        self.in_proj = nn.Linear(features, width)
-        self.cond_proj = nn.Linear(features, width)
-        self.out_proj = nn.Linear(width, features)
-        self.time_mlp = TimeMLP(width)
-        self.delta_time_mlp = TimeMLP(width)
-        self.decoder = Stack(config, part, part["num_layers"])
-
-    def time_embedding(self, waves: Tensor, still: Tensor) -> Tensor:
-        return self.time_mlp(waves) + self.delta_time_mlp(still)
-
-    def forward(self, x: Tensor, mu: Tensor, time: Tensor, previous: Tensor, rotary: Rotary) -> Tensor:
-        """x and previous [n, P, D], mu [n, 2, h], time [n, h] -> velocity [n, P, D]."""
-        noisy, before = self.in_proj(x), self.cond_proj(previous)
-        tokens = torch.cat((mu.to(noisy.dtype), time[:, None].to(noisy.dtype), before, noisy), dim=1)
-        return self.out_proj(self.decoder(tokens, rotary, None)[0][:, -x.shape[1] :])
-
-
-class Quantizer(nn.Module):
-    def __init__(self, width: int, latent: int, scale: int) -> None:
-        super().__init__()
-        self.in_proj = nn.Linear(width, latent)
-        self.out_proj = nn.Linear(latent, width)
-        self.scale = scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The rounding has the gradient 1."""
-        smooth = torch.tanh(self.in_proj(x).float())
-        rounded = smooth + ((smooth * self.scale).round() / self.scale - smooth).detach()
-        return self.out_proj(rounded.to(x.dtype))
 
 
 class Times(NamedTuple):
@@ -144,31 +88,62 @@ def solver_times(width: int) -> Times:
     return Times(torch.tensor(noise), torch.tensor(time), torch.cat(waves), still, torch.tensor(weight))
 
 
-class Network(nn.Module):
-    """All of model.safetensors."""
+class Auxiliary(nn.Module):
+    """Heads on the flow's condition that say which phones come next and what the next patch is on average."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.config = config
-        lm, width, dit = config["lm_config"], config["lm_config"]["hidden_size"], config["dit_config"]["hidden_dim"]
-        self.base_lm = Stack(config, lm, lm["num_hidden_layers"])
-        self.base_lm.embed_tokens = nn.Embedding(lm["vocab_size"], width)
-        self.residual_lm = Stack(config, lm, config["residual_lm_num_layers"])
-        self.feat_encoder = LocalEncoder(config)
-        self.feat_decoder = Parts(estimator=Estimator(config))
-        latent, scale = config["scalar_quantization_latent_dim"], config["scalar_quantization_scale"]
-        self.fsq_layer = Quantizer(width, latent, scale)
-        self.enc_to_lm_proj = nn.Linear(config["encoder_config"]["hidden_dim"], width)
+        width = 2 * _DIT["hidden_dim"]
+        self.inner = nn.Linear(width, width)
+        self.phones = nn.Linear(width, FRAMES * len(PHONES))
+        self.mean = nn.Linear(width, FRAMES * LATENT_DIM)
+
+    def forward(self, mu: Tensor) -> tuple[Tensor, Tensor]:
+        """mu [n, 2, h] -> logits [n, P, phones], patches [n, P, D]."""
+        hidden = F.silu(self.inner(mu.flatten(1)))
+        return self.phones(hidden).unflatten(1, (FRAMES, -1)), self.mean(hidden).unflatten(1, (FRAMES, -1))
+
+
+class Network(nn.Module):
+    """All of model.safetensors, and the auxiliary heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width, local, dit = _LM["hidden_size"], _ENCODER["hidden_dim"], _DIT["hidden_dim"]
+        features, quantised = CONFIG["feat_dim"], CONFIG["scalar_quantization_latent_dim"]
+        self.base_lm = Stack(_LM, _LM["num_hidden_layers"])
+        self.base_lm.embed_tokens = nn.Embedding(_LM["vocab_size"], width)
+        self.residual_lm = Stack(_LM, CONFIG["residual_lm_num_layers"])
+        self.feat_encoder = Parts(in_proj=nn.Linear(features, local))
+        self.feat_encoder.special_token = nn.Parameter(torch.randn(1, 1, 1, local))
+        self.feat_encoder.encoder = Stack(_ENCODER, _ENCODER["num_layers"])
+        estimator = Parts(
+            in_proj=nn.Linear(features, dit),
+            cond_proj=nn.Linear(features, dit),
+            out_proj=nn.Linear(dit, features),
+            time_mlp=Parts(linear_1=nn.Linear(dit, dit), linear_2=nn.Linear(dit, dit)),
+            delta_time_mlp=Parts(linear_1=nn.Linear(dit, dit), linear_2=nn.Linear(dit, dit)),
+            decoder=Stack(_DIT, _DIT["num_layers"]),
+        )
+        self.feat_decoder = Parts(estimator=estimator)
+        self.fsq_layer = Parts(in_proj=nn.Linear(width, quantised), out_proj=nn.Linear(quantised, width))
+        self.enc_to_lm_proj = nn.Linear(local, width)
         self.lm_to_dit_proj = nn.Linear(width, dit)
         self.res_to_dit_proj = nn.Linear(width, dit)
         self.fusion_concat_proj = nn.Linear(2 * width, width)
         self.stop_proj = nn.Linear(width, width)
         self.stop_head = nn.Linear(width, 2, bias=False)
+        self.auxiliary = Auxiliary()
+        for name, value in solver_times(dit)._asdict().items():
+            self.register_buffer(f"times_{name}", value, persistent=False)
+
+    @property
+    def times(self) -> Times:
+        return Times(*(getattr(self, f"times_{name}") for name in Times._fields))
 
     def rotary(self, positions: Tensor) -> Rotary:
         """positions int64 [...] -> for the stacks."""
-        lm = self.config["lm_config"]
-        return rotary_of(positions[..., None], lm["kv_channels"] // 2, lm["rope_theta"])
+        return rotary_of(positions[..., None], _LM["kv_channels"] // 2, _LM["rope_theta"])
 
     def backbone(
         self,
@@ -184,22 +159,42 @@ class Network(nn.Module):
         audio = is_patch[..., None]
         text = self.base_lm.embed_tokens(token_ids).to(embeds.dtype)  # type: ignore[operator]
         hidden, logits = self.base_lm(torch.where(audio, embeds, text), self.rotary(positions), mask, guided)
-        hidden = torch.where(audio, self.fsq_layer(hidden), hidden)
+        hidden = torch.where(audio, self._quantised(hidden), hidden)
         fused = self.fusion_concat_proj(torch.cat((hidden, torch.where(audio, embeds, 0.0)), dim=-1))
         return hidden, self.residual_lm(fused, None, mask)[0], logits
 
+    def _quantised(self, x: Tensor) -> Tensor:
+        """The rounding has the gradient 1."""
+        scale, smooth = CONFIG["scalar_quantization_scale"], torch.tanh(self.fsq_layer.in_proj(x).float())
+        rounded = smooth + ((smooth * scale).round() / scale - smooth).detach()
+        return self.fsq_layer.out_proj(rounded.to(x.dtype))
+
     def embed_patches(self, patches: Tensor) -> Tensor:
         """[n, P, D] -> [n, H]."""
-        rotary = self.rotary(torch.arange(patches.shape[1] + 1, device=patches.device))
-        return self.enc_to_lm_proj(self.feat_encoder(patches, rotary))
+        tokens = self.feat_encoder.in_proj(patches)
+        special = self.feat_encoder.special_token[0].expand(len(patches), -1, -1).to(tokens.dtype)
+        x = torch.cat((special, tokens), dim=1)
+        hidden, _ = self.feat_encoder.encoder(x, self.rotary(torch.arange(x.shape[1], device=x.device)), None)
+        return self.enc_to_lm_proj(hidden[:, 0])
 
     def condition(self, lm: Tensor, residual: Tensor) -> Tensor:
         """[n, H] each -> mu [n, 2, h]."""
         return torch.stack((self.lm_to_dit_proj(lm), self.res_to_dit_proj(residual)), dim=1)
 
+    def time_embedding(self, waves: Tensor, still: Tensor) -> Tensor:
+        """Sinusoids [n, h] of a step's time and of no time -> [n, h]."""
+        estimator = self.feat_decoder.estimator
+        pairs = (estimator.time_mlp, waves), (estimator.delta_time_mlp, still)
+        one, other = (mlp.linear_2(F.silu(mlp.linear_1(x))) for mlp, x in pairs)
+        return one + other
+
     def velocity(self, x: Tensor, mu: Tensor, time: Tensor, previous: Tensor) -> Tensor:
-        rotary = self.rotary(torch.arange(3 + 2 * x.shape[1], device=x.device))
-        return self.feat_decoder.estimator(x, mu, time, previous, rotary)
+        """x and previous [n, P, D], mu [n, 2, h], time [n, h] -> velocity [n, P, D]."""
+        estimator = self.feat_decoder.estimator
+        noisy, before = estimator.in_proj(x), estimator.cond_proj(previous)
+        tokens = torch.cat((mu.to(noisy.dtype), time[:, None].to(noisy.dtype), before, noisy), dim=1)
+        hidden, _ = estimator.decoder(tokens, self.rotary(torch.arange(tokens.shape[1], device=x.device)), None)
+        return estimator.out_proj(hidden[:, -x.shape[1] :])
 
     def stop_logits(self, lm: Tensor) -> Tensor:
         return self.stop_head(F.silu(self.stop_proj(lm)))
@@ -209,22 +204,6 @@ GUIDED = {1: 2, 2: 2, 3: 2}
 """Layers of the TSLM whose first heads are shown where to look, and how many of them."""
 
 
-class Helpers(nn.Module):
-    """Heads on the flow's condition that say which phones come next and what the next patch is on average."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        width = 2 * config["dit_config"]["hidden_dim"]
-        self.inner = nn.Linear(width, width)
-        self.phones = nn.Linear(width, FRAMES * len(PHONES))
-        self.mean = nn.Linear(width, FRAMES * LATENT_DIM)
-
-    def forward(self, mu: Tensor) -> tuple[Tensor, Tensor]:
-        """mu [n, 2, h] -> logits [n, P, phones], patches [n, P, D]."""
-        hidden = F.silu(self.inner(mu.flatten(1)))
-        return self.phones(hidden).unflatten(1, (FRAMES, -1)), self.mean(hidden).unflatten(1, (FRAMES, -1))
-
-
 _WEIGHTS = {"flow": 1.0, "stop": 0.1, "phones": 0.2, "mean": 0.3}
 _DRAWS = 3
 """Noises a target."""
@@ -232,82 +211,72 @@ _DROP = 0.1
 """Share of targets without a condition, which the guidance of the solver needs."""
 
 
-class Objective(nn.Module):
-    """Network, helpers and their losses."""
+def losses(network: Network, batch: Batch, store: Store, guidance: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """-> the loss, and its parts for people. guidance: weight of the attention that is shown where to look."""
+    device = store.latents.device
+    rows, length = batch["token_ids"].shape
+    clean = store.latents.view(-1, FRAMES, LATENT_DIM)
+    past = clean[batch["audio_patch"]].float()
+    past = past + batch["audio_noise"][:, None, None] * torch.randn_like(past)
+    embeds = network.embed_patches(past)
+    flat = torch.zeros(rows * length + 1, embeds.shape[1], dtype=embeds.dtype, device=device)
+    flat = flat.index_copy(0, batch["audio_place"], embeds)[:-1].view(rows, length, -1)
+    mask = causal_mask(batch["documents"])
+    guided = GUIDED if guidance else {}
+    hidden, residual, logits = network.backbone(
+        batch["token_ids"], batch["is_patch"], flat, batch["positions"], mask, guided
+    )
+    lm, res = (x.flatten(0, 1).index_select(0, batch["place"]) for x in (hidden, residual))
+    mu, target, weight = network.condition(lm, res), clean[batch["patch"]].float(), batch["weight"]
+    total = weight.sum()
+    stop = F.cross_entropy(network.stop_logits(lm).float(), batch["last"], reduction="none")
+    phones, mean = network.auxiliary(mu)
+    spoken = store.phones.view(-1, FRAMES)[batch["patch"]].long()
+    heard = F.cross_entropy(phones.float().transpose(1, 2), spoken, reduction="none").mean(1)
+    missed = (mean.float() - target).square().mean((1, 2))
+    before = past[batch["before"]] * (batch["before"] < len(past) - 1)[:, None, None]
+    parts = {
+        "flow": (_flow(network, mu, target, before) * weight).sum() / total,
+        "stop": (stop * weight).sum() / total,
+        "phones": (heard * weight).sum() / total,
+        "mean": (missed * weight).sum() / total,
+    }
+    if guided:
+        parts["guidance"] = (_guidance(batch, logits) * weight).sum() / total
+    loss = torch.stack([(_WEIGHTS | {"guidance": guidance})[name] * part for name, part in parts.items()]).sum()
+    parts["accuracy"] = ((phones.argmax(-1) == spoken).float().mean(1) * weight).sum() / total
+    return loss, parts
 
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-        self.helpers = Helpers(network.config)
-        times = solver_times(network.config["dit_config"]["hidden_dim"])
-        for name, value in zip(Times._fields, times, strict=True):
-            self.register_buffer(f"times_{name}", value, persistent=False)
 
-    def forward(self, batch: Batch, store: Store, guidance: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """-> the loss, and its parts for people. guidance: weight of the attention that is shown where to look."""
-        network, device = self.network, store.latents.device
-        rows, length = batch.token_ids.shape
-        clean = store.latents.view(-1, FRAMES, LATENT_DIM)
-        past = clean[batch.audio_patch].float()
-        past = past + batch.audio_noise[:, None, None] * torch.randn_like(past)
-        embeds = network.embed_patches(past)
-        flat = torch.zeros(rows * length + 1, embeds.shape[1], dtype=embeds.dtype, device=device)
-        flat = flat.index_copy(0, batch.audio_place, embeds)[:-1].view(rows, length, -1)
-        mask = causal_mask(batch.documents)
-        guided = GUIDED if guidance else {}
-        hidden, residual, logits = network.backbone(
-            batch.token_ids, batch.is_patch, flat, batch.positions, mask, guided
-        )
-        lm, res = (x.flatten(0, 1).index_select(0, batch.place) for x in (hidden, residual))
-        mu, target, weight = network.condition(lm, res), clean[batch.patch].float(), batch.weight
-        total = weight.sum()
-        stop = F.cross_entropy(network.stop_logits(lm).float(), batch.last, reduction="none")
-        phones, mean = self.helpers(mu)
-        spoken = store.phones.view(-1, FRAMES)[batch.patch].long()
-        heard = F.cross_entropy(phones.float().transpose(1, 2), spoken, reduction="none").mean(1)
-        missed = (mean.float() - target).square().mean((1, 2))
-        before = past[batch.before] * (batch.before < len(past) - 1)[:, None, None]
-        parts = {
-            "flow": (self._flow(mu, target, before) * weight).sum() / total,
-            "stop": (stop * weight).sum() / total,
-            "phones": (heard * weight).sum() / total,
-            "mean": (missed * weight).sum() / total,
-        }
-        if guided:
-            parts["guidance"] = (self._guidance(batch, logits) * weight).sum() / total
-        loss = torch.stack([(_WEIGHTS | {"guidance": guidance})[name] * part for name, part in parts.items()]).sum()
-        parts["accuracy"] = ((phones.argmax(-1) == spoken).float().mean(1) * weight).sum() / total
-        return loss, parts
+def _flow(network: Network, mu: Tensor, target: Tensor, before: Tensor) -> Tensor:
+    """-> squared error of the velocity of each target [n], over all draws."""
+    count, device, times = len(target), target.device, network.times
+    drawn = torch.multinomial(times.weight, _DRAWS * count, replacement=True)
+    embedded = network.time_embedding(times.waves, times.still).index_select(0, drawn)
+    kept = (torch.rand(count, 1, 1, device=device) >= _DROP).repeat(_DRAWS, 1, 1)
+    mu, target, before = (x.repeat(_DRAWS, 1, 1) for x in (mu, target, before))
+    noise, part = torch.randn_like(target), times.noise[drawn][:, None, None]
+    noisy = target + part * (noise - target)
+    wanted = (noisy - target) / times.time[drawn][:, None, None]
+    velocity = network.velocity(noisy, mu * kept, embedded, before)
+    return (velocity.float() - wanted).square().mean((1, 2)).view(_DRAWS, count).mean(0)
 
-    def _flow(self, mu: Tensor, target: Tensor, before: Tensor) -> Tensor:
-        """-> squared error of the velocity of each target [n], over all draws."""
-        count, device, estimator = len(target), target.device, self.network.feat_decoder.estimator
-        times = Times(*(getattr(self, f"times_{name}") for name in Times._fields))
-        drawn = torch.multinomial(times.weight, _DRAWS * count, replacement=True)
-        embedded = estimator.time_embedding(times.waves, times.still).index_select(0, drawn)
-        kept = (torch.rand(count, 1, 1, device=device) >= _DROP).repeat(_DRAWS, 1, 1)
-        mu, target, before = (x.repeat(_DRAWS, 1, 1) for x in (mu, target, before))
-        noise, part = torch.randn_like(target), times.noise[drawn][:, None, None]
-        noisy = target + part * (noise - target)
-        wanted = (noisy - target) / times.time[drawn][:, None, None]
-        velocity = self.network.velocity(noisy, mu * kept, embedded, before)
-        return (velocity.float() - wanted).square().mean((1, 2)).view(_DRAWS, count).mean(0)
 
-    def _guidance(self, batch: Batch, logits: list[Tensor]) -> Tensor:
-        """-> minus the logarithm of the share of attention that falls on the characters being spoken [n]."""
-        length = batch.token_ids.shape[1]
-        row, column = batch.place // length, batch.place % length
-        keys = torch.arange(length, device=row.device)
-        own = batch.documents[row] == batch.documents[row, column][:, None]
-        allowed = own & (keys <= column[:, None])
-        wanted = (keys >= batch.span[:, :1]) & (keys < batch.span[:, 1:]) & allowed
-        total = torch.zeros(len(row), device=row.device)
-        for values in logits:
-            chosen = values[row, :, column]
-            everything = chosen.masked_fill(~allowed[:, None], -1e4).logsumexp(-1)
-            inside = chosen.masked_fill(~wanted[:, None], -1e4).logsumexp(-1)
-            total = total + (everything - inside).clamp(max=20.0).mean(1)
-        return total / len(logits)
+def _guidance(batch: Batch, logits: list[Tensor]) -> Tensor:
+    """-> minus the logarithm of the share of attention that falls on the characters being spoken [n]."""
+    length = batch["token_ids"].shape[1]
+    row, column = batch["place"] // length, batch["place"] % length
+    keys = torch.arange(length, device=row.device)
+    own = batch["documents"][row] == batch["documents"][row, column][:, None]
+    allowed = own & (keys <= column[:, None])
+    wanted = (keys >= batch["span"][:, :1]) & (keys < batch["span"][:, 1:]) & allowed
+    total = torch.zeros(len(row), device=row.device)
+    for values in logits:
+        chosen = values[row, :, column]
+        everything = chosen.masked_fill(~allowed[:, None], -1e4).logsumexp(-1)
+        inside = chosen.masked_fill(~wanted[:, None], -1e4).logsumexp(-1)
+        total = total + (everything - inside).clamp(max=20.0).mean(1)
+    return total / len(logits)
 
 
 def causal_mask(documents: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,32 +30,7 @@ _REFERENCE, _JOINED, _DESCRIBED, _HISTORY = 0.2, 0.3, 0.1, 0.3
 description of the voice in front; the most noise on patches of the past."""
 
 
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Row arrays [rows, length]; audio arrays [patches] (places in the flattened rows, rows * length for none; the
-    patch in the store; noise); target arrays [patches]: place that predicts, patch to predict, index of the one before
-    in the audio arrays (the last entry, which is none, for a first one), whether it is the last, its characters'
-    columns, and 0 where there is no target."""
-
-    token_ids: Tensor
-    is_patch: Tensor
-    positions: Tensor
-    documents: Tensor
-    audio_place: Tensor
-    audio_patch: Tensor
-    audio_noise: Tensor
-    place: Tensor
-    patch: Tensor
-    before: Tensor
-    last: Tensor
-    span: Tensor
-    weight: Tensor
-
-    def to(self, device: torch.device) -> Batch:
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-        return Batch(**{name: move(value) for name, value in vars(self).items()})
+Batch = dict[str, Tensor]
 
 
 class Packer:
@@ -68,6 +43,10 @@ class Packer:
         self._descriptions = [np.array(tokens(f"({writer.description()})"), np.int16) for _ in range(2000)]
 
     def batch(self) -> Batch:
+        """token_ids, is_patch, positions, documents [rows, length]; audio_place, audio_patch, audio_noise [patches]:
+        place in the flattened rows, rows * length for none, and patch in the store; of targets [patches] the place that
+        predicts, the patch to predict, the index of the one before it among the audio (of a first one the last, which
+        is none), whether it is the last, span: its characters' columns, and the weight, 0 where there is no target."""
         rows, length, patches = self._shape.rows, self._shape.length, self._shape.patches
         self._ids = np.zeros((rows, length), np.int64)
         self._is_patch = np.zeros((rows, length), bool)
@@ -120,21 +99,21 @@ class Packer:
         self._targets.append((places[-count:] - 1, example.patches[-count:], before, last, span, weight))
 
     def _finish(self, nowhere: int, patches: int) -> Batch:
-        rows = (self._ids, self._is_patch, self._positions, self._documents)
-        return Batch(
-            *map(torch.from_numpy, rows),
-            *_padded(self._audio, patches, (nowhere, 0, 0.0)),
-            *_padded(self._targets, patches, (0, 0, patches - 1, 0, (0, 1), 0.0)),
-        )
+        rows = {"token_ids": self._ids, "is_patch": self._is_patch, "positions": self._positions}
+        audio = {"audio_place": nowhere, "audio_patch": 0, "audio_noise": 0.0}
+        targets = {"place": 0, "patch": 0, "before": patches - 1, "last": 0, "span": (0, 1), "weight": 0.0}
+        columns = {**rows, "documents": self._documents, **_padded(self._audio, patches, audio)}
+        columns |= _padded(self._targets, patches, targets)
+        return {name: torch.from_numpy(column) for name, column in columns.items()}
 
 
-def _padded(parts: list[tuple[np.ndarray, ...]], size: int, fills: tuple[object, ...]) -> Iterator[Tensor]:
+def _padded(parts: list[tuple[np.ndarray, ...]], size: int, fills: Mapping[str, object]) -> dict[str, np.ndarray]:
     """Each column of all parts, of `size` rows."""
-    for column, fill in zip(zip(*parts, strict=True), fills, strict=True):
-        joined = np.concatenate(column)
-        padded = np.full((size, *joined.shape[1:]), fill, joined.dtype)
-        padded[: len(joined)] = joined
-        yield torch.from_numpy(padded)
+    joined = {name: np.concatenate(column) for name, column in zip(fills, zip(*parts, strict=True), strict=True)}
+    found = {name: np.full((size, *x.shape[1:]), fills[name], x.dtype) for name, x in joined.items()}
+    for name, column in joined.items():
+        found[name][: len(column)] = column
+    return found
 
 
 class _Example:

@@ -56,17 +56,13 @@ class PhoneNet(nn.Module):
         self.norms = nn.ModuleList(nn.GroupNorm(1, width) for _ in _DILATIONS)
         self.out = nn.Conv1d(width, len(PHONES), 1)
 
-    def spectrum(self, wave: Tensor) -> Tensor:
-        """wave [N, T] -> log magnitudes [N, T / 160, bins], of unit power over the utterance."""
-        wave = wave.float()
+    def features(self, wave: Tensor) -> Tensor:
+        """wave [N, T], brought to unit power -> log-mel bands [N, mels, T / 160], each of zero mean and unit deviation
+        over the louder part of the utterance, which takes the speaker's average away."""
         wave = wave / (wave.square().mean(1, keepdim=True).sqrt() + 1e-4)
         wave = F.pad(wave, ((_WINDOW - _SHIFT) // 2, (_WINDOW - _SHIFT) // 2))
-        return torch.log(torch.fft.rfft(wave.unfold(1, _WINDOW, _SHIFT) * self.window, _FFT).abs() + _FLOOR)
-
-    def features(self, log: Tensor) -> Tensor:
-        """Log magnitudes [N, frames, bins] -> log-mel bands [N, mels, frames], each of zero mean and unit deviation
-        over the louder part of the utterance, which takes the speaker's average away."""
-        mel = torch.log(log.exp() @ self.filters + 0.1).transpose(1, 2)
+        magnitude = torch.fft.rfft(wave.unfold(1, _WINDOW, _SHIFT) * self.window, _FFT).abs() + _FLOOR
+        mel = torch.log(magnitude @ self.filters + 0.1).transpose(1, 2)
         loudness = mel.mean(1, keepdim=True)
         middle = 0.5 * (loudness.amax(2, keepdim=True) + loudness.amin(2, keepdim=True))
         weight = torch.sigmoid(4.0 * (loudness - middle))
@@ -75,9 +71,9 @@ class PhoneNet(nn.Module):
         deviation = ((mel - mean).square() * weight).sum(2, keepdim=True).sqrt()
         return (mel - mean) / (deviation + 0.1)
 
-    def forward(self, mel: Tensor) -> Tensor:
-        """[N, mels, frames] -> [N, phones, frames / 2]."""
-        x = F.gelu(self.first(mel))
+    def forward(self, wave: Tensor) -> Tensor:
+        """[N, T] -> [N, phones, T / 320]."""
+        x = F.gelu(self.first(self.features(wave)))
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = x + F.gelu(conv(norm(x)))
         return F.log_softmax(self.out(x), dim=1)
@@ -98,7 +94,7 @@ class Recogniser:
     def phones(self, wave: Tensor) -> np.ndarray:
         """Samples [n] at 16 kHz -> log-probabilities [n / 320, phones]."""
         wave = F.pad(wave, (0, -len(wave) % SOUND))
-        return self.net(self.net.features(self.net.spectrum(wave[None])))[0].T.float().cpu().numpy()
+        return self.net(wave[None].float())[0].T.float().cpu().numpy()
 
     def __call__(self, wave: Tensor) -> str:
         """Samples [n] at 16 kHz -> words, as `same` has them."""

@@ -29,7 +29,7 @@ _LISTS: dict[str, Sequence[str]] = {
     **WORDS,
     **_MORE,
     "PROJECT": PROJECT,
-    **{kind: _RULES[kind] for kind in ("SIDES", "CORNERS")},
+    **{kind: listed for kind, listed in _RULES.items() if kind.isupper()},
     "KNOWN": KNOWN,
     "SHAPE COLOURS": WORDS["COLOURS"][:11],
     "SEEN SHAPES": WORDS["SHAPES"][:8],
@@ -199,12 +199,7 @@ class Writer:
 
     def description(self) -> str:
         """Of a voice, as a request may have it in front of its text."""
-        person = self.one(("woman", "woman", "lady", "girl", "person", "speaker", "man", "voice"))
-        kind = self.one(("young", "old", "calm", "happy", "friendly", "sad", "kind", "serious", "warm", "clear"))
-        manners = ("slowly", "softly", "quickly", "clearly", "with a low voice", "with a soft voice", "cheerful")
-        manner = self.one(manners)
-        phrases = (f"a {person}", f"a {kind} {person}", f"a {kind} {person}, speaking {manner}", f"{kind} {person}")
-        return self.one((*phrases, f"{kind}, {manner}", f"speak {manner}", person, kind))
+        return self.filled(self.one(_RULES["descriptions"]))
 
     def thing(self) -> str:
         """A noun with its article."""

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from training import loop
 from training.transformer import Block
-from training.voice.config import CONFIG
 from training.voice.corpus import Reader, Store
-from training.voice.network import Network, Objective
+from training.voice.network import Network, losses
 from training.voice.packing import Batch, Packer, Shape
 
 SHAPE = Shape()
@@ -27,7 +26,7 @@ class Trainer:
 
     def __init__(self, options: argparse.Namespace, shape: Shape = SHAPE) -> None:
         self.steps, self.options, self.device = 0, options, loop.device()
-        self.network = Objective(Network(CONFIG)).to(self.device)
+        self.network = Network().to(self.device)
         self.optimiser = loop.Optimiser(
             self.network, inner=lambda name: ".layers." in name, decay=0.05, adam_decay=0.05, average=0.999
         )
@@ -46,17 +45,17 @@ class Trainer:
             yield packer.batch()
 
     def step(self, rate: float, share: float) -> dict[str, Tensor]:
-        batch = self._feed.take().to(self.device)
+        batch = self._feed.take()
+        if self.device.type == "cuda":
+            batch = {name: value.pin_memory().to(self.device, non_blocking=True) for name, value in batch.items()}
         guidance = max(0.0, 0.3 * (1.0 - (self.options.guided + share) / 0.8))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            loss, parts = self.network(batch, self.store, guidance)
+            loss, parts = losses(self.network, batch, self.store, guidance)
         loss.backward()
         return {**parts, "norm": self.optimiser.step(rate)}
 
     def report(self) -> dict[str, float]:
         return {"hours": self.store.hours}
-
-    def kept(self) -> None: ...
 
 
 if __name__ == "__main__":
