@@ -112,6 +112,7 @@ def test_a_path_tells_its_methods(server: RunningServer, path: str, allowed: str
         ("/v1/v1/models", "/v1/models"),
         ("//v1/audio/speech", "/v1/audio/speech"),
         ("/v1/health", "/health"),
+        ("/v1/score", "/v1/rerank"),
     ],
 )
 def test_a_path_that_is_almost_one_tells_which(server: RunningServer, path: str, meant: str) -> None:
