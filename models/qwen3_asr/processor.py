@@ -23,6 +23,7 @@ _TOKENS_PER_SECOND, _MIN_NEW_TOKENS = 16, 64
 """More than speech of any language has, so that a loop ends."""
 _HINTS = 128
 """Positions beside a piece and its answer."""
+NO_PICTURES = "the model transcribes audio and takes no pictures or videos"
 
 
 class Qwen3ASRProcessor(TextProcessor):
@@ -92,6 +93,8 @@ class Qwen3ASRProcessor(TextProcessor):
             raise InputError("enable_thinking", "the model has no reasoning mode")
         if tools:
             raise InputError("tools", "the model transcribes and calls no tools")
+        if set(kinds) - {"audio"}:
+            raise InputError("messages", NO_PICTURES)
         if len(kinds) != 1:
             raise InputError("messages", f"the model transcribes one audio at a time; these messages have {len(kinds)}")
         for message in messages:
@@ -103,10 +106,10 @@ class Qwen3ASRProcessor(TextProcessor):
         return self.rendered_chat(messages, kinds)
 
     def image(self, *_: object, **__: object) -> NoReturn:
-        raise InputError("image_url", "the model transcribes audio and takes no pictures or videos")
+        raise InputError("image_url", NO_PICTURES)
 
     def video(self, *_: object, **__: object) -> NoReturn:
-        raise InputError("video_url", "the model transcribes audio and takes no pictures or videos")
+        raise InputError("video_url", NO_PICTURES)
 
     sample_video = frame_resizer = video
 

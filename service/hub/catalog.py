@@ -19,8 +19,8 @@ from service.settings.settings import Settings
 OPENAI_SPEECH_NAMES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 OPENAI_TRANSCRIPTION_NAMES = ("whisper-1", "gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe")
 """Default models of clients made for OpenAI."""
-DATE = re.compile(r"-\d{4}-\d{2}-\d{2}\Z")
-"""End of the name of a snapshot of OpenAI's."""
+DATE = re.compile(r"-\d{4}(-\d{2}-\d{2})?\Z")
+"""End of the name of a snapshot of OpenAI's: -2025-12-15, or month and day as in tts-1-1106."""
 OPENAI_PCM_RATE = 24_000
 """Hz, the rate at which clients made for OpenAI play pcm, which has no header that says it."""
 Task = Literal["chat", "speech", "embedding", "rerank", "transcription", "alignment"]

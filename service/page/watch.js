@@ -101,7 +101,7 @@ let readings = [];
 let plots = null;
 let timer = null;
 let reading = false; // it may take longer than PERIOD
-let drawn = 0; // readings that the plots show, by the time of the last
+let drawn = -Infinity; // readings that the plots show, by the time of the last; those of the past have negative times
 
 /** Begins or ends reading. */
 export function watch(on) {

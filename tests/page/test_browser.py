@@ -35,6 +35,11 @@ document.getElementById("text").dispatchEvent(new KeyboardEvent("keydown", { key
 """
 FORGET_TIMERS = "for (let id = setTimeout(() => {}, 0); id > 0; id -= 1) clearTimeout(id);"
 """The page does not look after the server by itself any more."""
+PAST_DRAWN = (
+    "document.querySelector('.line0')?.getAttribute('d').match(/[ML]/g).length"
+    " > performance.getEntriesByType('resource').filter(({ name }) => name.endsWith('/metrics')).length"
+)
+"""A plot has more points than the page has read metrics."""
 
 
 def bring(page: Page, kind: str, name: str, type: str, data: bytes) -> None:
@@ -265,7 +270,10 @@ def test_load_latencies_and_caches_are_drawn(page: Page, embedded_server: Server
         "[...document.querySelectorAll('.line0')].filter((line) => /L/.test(line.getAttribute('d'))).length > 4"
     )
     page.wait_for("/first token.*p50 [0-9.]+ m?s/.test(document.getElementById('plots').textContent)")
+    history = f"{embedded_server.url}/metrics/history"
+    wait(lambda: len(httpx.get(history).json()) > 2, what="the server has kept readings")
     page.open(embedded_server.url, "watch")  # readings begin before the models are known
+    page.wait_for(PAST_DRAWN)
     page.wait_for("/Requests, last minute[1-9]/.test(document.getElementById('overview').textContent)")
     page.wait_for("document.getElementById('plots').textContent.includes('Time to first audio')")
 

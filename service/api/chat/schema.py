@@ -79,6 +79,7 @@ NOT_SPOKEN = {
     **_refused("ref_audio ref_text", instead="upload the voice (POST /v1/audio/voices) and name it as voice"),
     **_refused("prompt_audio prompt_text min_len split_granularity timestamp_granularities"),
     **_refused("max_new_tokens", instead="use max_len"),
+    **_refused("verify", False),
 }
 """Fields of a speech request that a spoken answer cannot have."""
 

@@ -201,6 +201,10 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
     app.add_exception_handler(HTTPException, http)
 
 
+OTHER_NAMES = {"/score": "/v1/rerank", "/v2/rerank": "/v1/rerank"}
+"""Paths of other servers, without /v1, and what does the same here."""
+
+
 def _no_such_path(path: str, routes: Sequence[BaseRoute], *, socket: bool) -> ApiError:
     """404, or 426 for the path of a WebSocket. Names the path that a client with a wrong base URL, or a slash too many,
     must have meant."""
@@ -208,8 +212,9 @@ def _no_such_path(path: str, routes: Sequence[BaseRoute], *, socket: bool) -> Ap
         message = "This path is not a WebSocket: send an HTTP request without an upgrade."
         return ApiError(404, message, code="not_found") if socket else UPGRADE_REQUIRED
     parts = [part for part in path.split("/") if part not in ("", "v1")]
+    short = "/".join(("", *parts))
     known = {getattr(route, "path", None) for route in routes if isinstance(route, WebSocketRoute) or not socket}
-    meant = next((path for path in ("/".join(("", "v1", *parts)), "/".join(("", *parts))) if path in known), None)
+    meant = next((path for path in (f"/v1{short}", short, OTHER_NAMES.get(short)) if path in known), None)
     hint = f"did you mean {meant}?" if meant else "GET /docs describes the others."
     return ApiError(404, f"This server has no such path; {hint}", code="not_found")
 

@@ -37,10 +37,12 @@ class Line:
 
 @dataclass
 class Script:
-    """Segments of a text, perhaps still being written. pause: seconds of silence after the last one."""
+    """Segments of a text, perhaps still being written. pause: seconds of silence after the last one. left_out: text of
+    which the model can speak nothing."""
 
     lines: list[Line] = field(default_factory=list)
     pause: float = 0.0
+    left_out: str = ""
 
     def add(self, part: str | float) -> None:
         """part: the next segment, or seconds of silence."""
@@ -56,7 +58,7 @@ class Script:
         return sum(line.pause for line in self.lines) + self.pause
 
     def unspoken(self, processor: SpeechProcessor) -> str:
-        return processor.unspoken("".join(line.text for line in self.lines))
+        return processor.unspoken("".join(line.text for line in self.lines) + self.left_out)
 
 
 @dataclass(frozen=True, eq=False)

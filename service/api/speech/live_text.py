@@ -11,7 +11,7 @@ from functools import partial
 from models.interfaces.errors import InputError
 from service.api.context import ServerContext
 from service.api.speech.delivery import AudioFeed, Script
-from service.api.speech.request import SMALL_TEXT, SpeechJob, SpokenTooLong, max_spoken_chars
+from service.api.speech.request import SMALL_TEXT, SpeechJob, SpokenTooLong, Unspeakable, max_spoken_chars
 from service.api.spoken_text.lexicon import MAX_GROWTH, LexiconFilter
 from service.api.spoken_text.markup import clean_text, speakable
 from service.api.spoken_text.normaliser import TextNormaliser
@@ -91,7 +91,7 @@ class SpokenText:
                     segments.append(self._segment(part))
                 self.script.add(part)
             except InputError as refused:
-                error = error or refused
+                error = refused if error is None or isinstance(error, Unspeakable) else error
         self.error = self._reader.error or error
         return segments
 
@@ -100,7 +100,7 @@ class SpokenText:
         segments = self.feed(text, final=True)
         if self._reader.lexicon_full:
             raise InputError("lexicon", f"makes the text more than {MAX_GROWTH} characters longer")
-        if self.error is not None:
+        if self.error is not None and not (segments and isinstance(self.error, Unspeakable)):
             raise self.error
         if not segments:
             raise InputError("input", f"nothing to speak: {_reason(text)}")
@@ -111,10 +111,15 @@ class SpokenText:
         self._characters += len(text)
         if self._characters > self._most:
             raise SpokenTooLong("input", f"as it is spoken, the text has more than {self._most} characters")
+        control = "" if self.script.lines else self._job.control_of(text)
+        if not self._job.speaks(text.removeprefix(control) or text):
+            self.script.left_out += text
+            self._control = self._control or control
+            raise Unspeakable("input", "the text holds no character that this model can speak")
         segment = self._job.segment(self._control + text)
         if not self.script.lines:
             self.transcript_ids = self._job.transcript_ids(text)
-            self._control = self._job.control_of(text)
+            self._control = self._control or control
         return segment
 
 

@@ -16,6 +16,7 @@ from service.api.http.middleware import RequestRecord
 from service.api.speech.schema import SpeechOptions
 from service.api.speech.speaker import Speaker, check_room, resolve_speaker, solver_steps
 from service.api.spoken_text.lexicon import Lexicon
+from service.api.spoken_text.markup import speakable
 from service.api.spoken_text.text_splitting import CONTROL, Granularity
 from service.hub.catalog import HostedModel
 from service.link.messages import SpeechRequest, SpeechSegment
@@ -31,6 +32,10 @@ SPOKEN_GROWTH = 2
 
 class SpokenTooLong(InputError):
     """The text is within its limit, but the words that are spoken for it are not."""
+
+
+class Unspeakable(InputError):
+    """The model can speak no letter and no digit of a segment."""
 
 
 def max_written_chars(context: ServerContext, *, live: bool) -> int:
@@ -86,6 +91,10 @@ class SpeechJob:
     def encoder(self) -> StreamingEncoder:
         rate, speed = self.processor.sample_rate, self.template.speed
         return StreamingEncoder(self.response_format, rate, self.sample_rate, speed)
+
+    def speaks(self, text: str) -> bool:
+        """Whether the model can speak a letter or digit of the text."""
+        return speakable(text.translate(dict.fromkeys(map(ord, self.processor.unspoken(text)))))
 
     def segment(self, text: str) -> SpeechSegment:
         """InputError if the text cannot be tokenized."""

@@ -39,12 +39,18 @@ IDLE = 30.0
 """Seconds without text to speak after which a client is disconnected."""
 MAX_TEXT = 128 << 10
 """Limit in bytes of an input.text message."""
+INSTEAD = {
+    "timestamp_granularities": "request speech with stream_format: sse for captions",
+    "verify": "request speech with stream: false",
+}
+"""What does the same as fields of a speech request that a session cannot have."""
 
 
 class SessionConfig(SpeechOptions, frozen=True, kw_only=True, tag_field="type", tag="session.config"):
-    """timestamp_granularities: refused; audio.start and audio.done say where segments begin and end."""
+    """timestamp_granularities, verify: refused; audio.start and audio.done say where segments begin and end."""
 
     timestamp_granularities: Granularities | None = None
+    verify: bool | None = None
 
 
 class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input.text"):
@@ -139,9 +145,9 @@ class Session:
         try:
             match message := parse(raw, ClientMessage):
                 case SessionConfig():
-                    if message.timestamp_granularities:
-                        problem = "not supported here: request speech with stream_format: sse for captions"
-                        raise invalid("timestamp_granularities", problem, "unsupported_parameter")
+                    for name, instead in INSTEAD.items():
+                        if getattr(message, name):
+                            raise invalid(name, f"not supported here: {instead}", "unsupported_parameter")
                     await self._finish_utterance(interrupted=True)
                     self._job = await self._prepare(message)
                     self._active = time.monotonic()

@@ -112,6 +112,7 @@ def test_a_path_tells_its_methods(server: RunningServer, path: str, allowed: str
         ("/v1/v1/models", "/v1/models"),
         ("//v1/audio/speech", "/v1/audio/speech"),
         ("/v1/health", "/health"),
+        ("/v1/score", "/v1/rerank"),
     ],
 )
 def test_a_path_that_is_almost_one_tells_which(server: RunningServer, path: str, meant: str) -> None:
@@ -199,7 +200,7 @@ def speakers(*names: str) -> list[HostedModel]:
 
 def test_clients_made_for_openai_find_the_only_speech_model() -> None:
     chat = fake_catalog().models[0]
-    for name in ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15"):
+    for name in ("tts-1", "tts-1-hd-1106", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15"):
         catalog = Catalog([chat, *speakers("voice")])
         found = catalog.get(name)
         assert found is not None and found.name == "voice"

@@ -162,6 +162,18 @@ def test_what_the_model_cannot_speak_is_named(talking: RunningServer) -> None:
     assert "x-unspoken-text" not in plain.headers and "unspoken" not in plain.text
 
 
+def test_a_segment_that_the_model_cannot_speak_is_left_out_and_named(
+    talking: RunningServer, talker: FakeEngine
+) -> None:
+    text = "(A whisper)世! Hello. [pause:1s]界! There."
+    assert unquote(speak(talking, text).headers["x-unspoken-text"]) == "世界"
+    assert spoken(talker) == ["(A whisper)Hello.", "(A whisper)There."]
+    assert answered(talking, text)["unspoken"] == "世界" == answered(talking, "世界.")["unspoken"]
+    assert [error["param"] for error in of_type(written(talking, text), "error")] == ["text"]
+    for nothing in ({"text": "世界!"}, {"text": "(A whisper)世."}, {"text": "世", "instructions": "A man"}):
+        assert speak(talking, **nothing).json()["error"]["param"] == "input"
+
+
 def test_segments_are_told_to_the_sample(talking: RunningServer, talker: FakeEngine) -> None:
     audio, segments, done = captioned(talking)
     assert spoken(talker) == SPOKEN and [segment["text"] for segment in segments] == SPOKEN

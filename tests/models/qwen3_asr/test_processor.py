@@ -110,6 +110,7 @@ def test_a_chat_is_the_same_prompt() -> None:
 
 def test_pictures_are_refused() -> None:
     for call, field in (
+        (lambda: processor().apply_chat_template([say("user", AUDIO, 1)], ["audio", "image"], options={}), "messages"),
         (lambda: processor().image(None), "image_url"),
         (lambda: processor().video(None), "video_url"),
         (lambda: processor().frame_resizer(None, 1), "video_url"),
