@@ -28,8 +28,8 @@ from benchmarks.steps.full_size import captured
 from benchmarks.steps.speech import live_state
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.capturable import Plan
-from models.interfaces.processor import ChatProcessor
 from models.protocol import ChatModel, SpeechModel
+from models.text.processor import ChatProcessor
 from service.api.chat.detokenizer import TextAssembler
 from service.api.chat.schema import ChatCompletionChunk, ChunkChoice, DeltaMessage
 from service.api.http.streaming import event

@@ -19,8 +19,8 @@ from benchmarks.steps.encoder import Work, audio, fitting_bucket, pictures, plan
 from benchmarks.steps.full_size import captured, load, measure_each, named_models, show
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.media import MediaItem
-from models.interfaces.processor import ChatProcessor
 from models.protocol import VisionEncoder
+from models.text.processor import ChatProcessor
 from service.graphs.pool import GraphPool
 
 POOL_BYTES = 24 << 30

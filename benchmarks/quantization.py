@@ -33,10 +33,10 @@ from benchmarks.steps.full_size import free, measure_each
 from models.checkpoints.checkpoint import Quantization
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.media import ChatMessage, ContentPart, MediaItem, Prompt, VideoFrames, VideoMetadata
-from models.interfaces.processor import ChatProcessor
 from models.layers import gemm
 from models.layers.quantized import QuantizedWeight, Weight, ordered, quantise_rows
 from models.protocol import ChatModel
+from models.text.processor import ChatProcessor
 from tests.support.chat_golden import generate, golden_prompt
 from tests.support.golden import GOLDEN, inputs, prompts
 from tests.support.prompts import prompt_of

@@ -31,8 +31,8 @@ from benchmarks.steps import decoder, encoder, speech
 from benchmarks.steps.full_size import captured, free, load
 from models.checkpoints.checkpoint import Quantization
 from models.checkpoints.registry import family_of, resolve
-from models.interfaces.processor import ChatProcessor
 from models.protocol import VisionEncoder
+from models.text.processor import ChatProcessor
 from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
 from service.graphs.runner import Run

@@ -9,8 +9,8 @@ from PIL import Image
 
 from models.interfaces.capturable import Bucket, Plan
 from models.interfaces.media import MediaItem, VideoFrames, VideoMetadata
-from models.interfaces.processor import ChatProcessor
 from models.protocol import VisionEncoder
+from models.text.processor import ChatProcessor
 from service.graphs.buckets import cheapest, fills
 from service.graphs.runner import GraphRunner
 

@@ -1,26 +1,14 @@
-"""The host side of a family: text, media and positions. Runs in the API process; nothing here imports torch."""
+"""What recognisers, aligners and speech models do in the API process; nothing here imports torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from PIL import Image
 
-from models.interfaces.media import (
-    CallFormat,
-    ChatMessage,
-    MediaItem,
-    MediaKind,
-    Prompt,
-    TokenizedChat,
-    Tool,
-    VideoFrames,
-    VideoMetadata,
-)
-from models.interfaces.resizing import FrameResizer
+from models.interfaces.media import MediaItem, Prompt
 
 
 @dataclass(frozen=True)
@@ -104,82 +92,6 @@ class Aligner(AudioItems, Protocol):
 
     def aligned(self, words: Sequence[str], classes: np.ndarray) -> list[AlignedWord]:
         """classes: int [2 * words], those of the marks (ChatDelta.classes)."""
-        ...
-
-
-class ChatProcessor(Protocol):
-    """Turns messages and media into a Prompt."""
-
-    stop_token_ids: frozenset[int]
-    generation_defaults: Mapping[str, float | int]
-    """Sampling fields of the checkpoint's generation_config.json (temperature, top_p, ...)."""
-    context_length: int
-    vocab_size: int
-    reasoning_markers: tuple[str, str] | None
-    """Strings around reasoning text in answers, e.g. ("<think>", "</think>")."""
-    call_format: CallFormat
-    """How answers write calls of tools."""
-
-    @property
-    def audio(self) -> AudioInput | None:
-        """None for models that take no audio."""
-        ...
-
-    template_options: frozenset[str]
-    """Options of this model's chat template: of enable_thinking, preserve_thinking and reasoning_effort those that it
-    reads itself."""
-    modes: Mapping[str, ChatProcessor]
-    """By downsample_mode, the processor of a request that names it; empty for families without."""
-
-    def tokenize(self, text: str) -> list[int]:
-        """Ids of untrusted text: literal special tokens in it are encoded as plain text."""
-        ...
-
-    def tokenize_prompt(self, text: str) -> list[int]:
-        """Ids of a whole prompt: literal special tokens in it are special."""
-        ...
-
-    def detokenize(self, token_ids: Sequence[int]) -> bytes:
-        """Bytes of generated ids, special tokens left out; joins over any split of the ids."""
-        ...
-
-    def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
-        """source: models.interfaces.media.source_digest of the file that the picture was decoded from, which spares
-        hashing its pixels."""
-        ...
-
-    def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
-        """Indices of the frames to decode, by the family's documented rule, at most max_frames."""
-        ...
-
-    def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameResizer:
-        """What resizes `num_frames` sampled frames of a video. Raises InputError for a size that the model cannot
-        take."""
-        ...
-
-    def video(self, video: VideoFrames) -> MediaItem: ...
-
-    def apply_chat_template(
-        self,
-        messages: Sequence[ChatMessage],
-        kinds: Sequence[MediaKind],
-        *,
-        options: Mapping[str, Any],
-        tools: Sequence[Tool] = (),
-    ) -> TokenizedChat:
-        """Renders the chat template and tokenizes it, which needs no media. kinds: those of the items that the messages
-        name. options: enable_thinking, add_vision_id, template_options. tools: written as models/text/tools.py says.
-
-        Raises models.interfaces.errors.InputError that names the field, or the option that would change nothing.
-        """
-        ...
-
-    def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
-        """Replaces placeholders by the tokens of their items and gives every token its position. Reads neither text nor
-        pixels: 16,384 tokens take less than a millisecond.
-
-        Raises models.interfaces.errors.InputError for a prompt that leaves no room for an answer.
-        """
         ...
 
 

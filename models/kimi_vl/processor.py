@@ -23,7 +23,7 @@ from models.kimi_vl.pictures import ImageSettings, checked_size, fitted_size, lo
 from models.kimi_vl.tokenizer import load_tokenizer
 from models.text.chat_template import ChatTemplate, load_chat_template
 from models.text.placeholders import MediaTokens, join, plain, repeated
-from models.text.processor import TextProcessor
+from models.text.processor import ChatProcessor
 from models.text.tokenizer import Tokenizer
 from models.text.tools import Escape
 
@@ -35,7 +35,7 @@ _VIDEO_SHARE = 0.9
 """Share of the context for the frames of one video."""
 
 
-class KimiVLProcessor(TextProcessor):
+class KimiVLProcessor(ChatProcessor):
     """ChatProcessor of Kimi-VL."""
 
     reasoning_markers = ("◁think▷", "◁/think▷")

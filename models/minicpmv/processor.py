@@ -28,7 +28,7 @@ from models.minicpmv.tokens import PictureTokens
 from models.minicpmv.video import fused_pack, sample_fused, sample_unfused, temporal_ids
 from models.text.chat_template import THINKING, ChatTemplate
 from models.text.placeholders import MediaTokens, join, repeated
-from models.text.processor import TextProcessor, load_text
+from models.text.processor import ChatProcessor, load_text
 from models.text.tokenizer import Tokenizer
 from models.text.tools import Escape
 
@@ -47,7 +47,7 @@ _SAMPLING = {"temperature": 0.7, "top_p": 0.8, "top_k": 100}
 """The defaults of the published `chat`, used if the files name no sampling."""
 
 
-class MiniCPMVProcessor(TextProcessor):
+class MiniCPMVProcessor(ChatProcessor):
     """ChatProcessor of MiniCPM-V 2.5, 2.6, 4.0 and 4.5.
 
     An item's frames are its slices in the order of the encoder. Its arrays: group_sizes int32 [groups], slices that

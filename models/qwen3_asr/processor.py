@@ -15,7 +15,7 @@ from models.qwen3_asr.config import CHUNK_ROWS, SAMPLE_RATE, Qwen3ASRConfig, loa
 from models.qwen3_asr.items import SEARCH_SECONDS, audio_item, quiet_pieces
 from models.qwen3_asr.transcript import LANGUAGES, TEXT_TAG, joined, language_name, read_transcript
 from models.text.chat_template import ChatTemplate
-from models.text.processor import TextProcessor, load_text
+from models.text.processor import ChatProcessor, load_text
 from models.text.tokenizer import Tokenizer
 
 _GREEDY = {"temperature": 0.0}
@@ -26,9 +26,8 @@ _HINTS = 128
 NO_PICTURES = "the model transcribes audio and takes no pictures or videos"
 
 
-class Qwen3ASRProcessor(TextProcessor):
-    """Implements models.interfaces.processor.ChatProcessor and AudioInput. models/qwen3_asr/items.py describes the
-    items."""
+class Qwen3ASRProcessor(ChatProcessor):
+    """Implements models.interfaces.processor.AudioInput, too. models/qwen3_asr/items.py describes the items."""
 
     reasoning_markers = ("language ", TEXT_TAG)
     """So that the answer to a chat is what was said, and its reasoning the language."""

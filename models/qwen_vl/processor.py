@@ -18,12 +18,12 @@ from models.qwen_vl.items import grid_of, picture_item, vision_item
 from models.qwen_vl.pictures import DEFAULT_FPS, official_video_limits, sample_frames, smart_resize
 from models.qwen_vl.positions import frame_pair_seconds, mrope_positions, time_positions
 from models.text.chat_template import ChatTemplate
-from models.text.processor import TextProcessor, load_text
+from models.text.processor import ChatProcessor, load_text
 from models.text.tokenizer import Tokenizer
 
 
-class Qwen2VLProcessor(TextProcessor):
-    """Implements models.interfaces.processor.ChatProcessor for Qwen2-VL and Qwen2.5-VL.
+class Qwen2VLProcessor(ChatProcessor):
+    """ChatProcessor of Qwen2-VL and Qwen2.5-VL.
 
     models/qwen_vl/items.py describes the items. If positions encode time (tokens_per_second), a video also has the
     array time_positions int32 [t]. video_limits: pixels of the frames of videos.

@@ -1,17 +1,30 @@
-"""The part of a chat processor that only its tokenizer and configuration decide. Torch-free."""
+"""The host side of a chat family: text, media and positions. Runs in the API process; nothing here imports torch."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from models.checkpoints.published import read_optional_json, sampling_defaults, stop_token_ids
 from models.interfaces.errors import CheckpointError, InputError
-from models.interfaces.media import ChatMessage, ContentPart, MediaItem, MediaKind, Prompt, TokenizedChat, Tool
-from models.interfaces.processor import AudioInput, ChatProcessor
+from models.interfaces.media import (
+    ChatMessage,
+    ContentPart,
+    MediaItem,
+    MediaKind,
+    Prompt,
+    TokenizedChat,
+    Tool,
+    VideoFrames,
+    VideoMetadata,
+)
+from models.interfaces.processor import AudioInput
+from models.interfaces.resizing import FrameResizer
 from models.text.chat_template import (
     ChatTemplate,
     escape_with,
@@ -29,8 +42,8 @@ QWEN_STOPS = ("<|im_end|>", "<|endoftext|>")
 """Ends of a turn and of a document in the tokenizers of Qwen."""
 
 
-class TextProcessor:
-    """Base of every family's models.interfaces.processor.ChatProcessor.
+class ChatProcessor(ABC):
+    """Turns messages and media into a Prompt. Base of every chat family's.
 
     text: the language model's configuration. placeholders: ids that the template makes of items, by kind. stop_tokens:
         the family's, beside those that the files name. recommended: sampling for a generation_config.json that names
@@ -38,7 +51,10 @@ class TextProcessor:
     """
 
     reasoning_markers: tuple[str, str] | None = None
+    """Strings around reasoning text in answers, e.g. ("<think>", "</think>")."""
     template_options: frozenset[str] = frozenset()
+    """Options of this model's chat template: of enable_thinking, preserve_thinking and reasoning_effort those that it
+    reads itself."""
     divides_answers = False
     """Whether the template is given reasoning in the text of an earlier answer apart from it."""
     template_defaults: Mapping[str, bool] = {}
@@ -46,7 +62,9 @@ class TextProcessor:
     refused_options: Mapping[str, str] = {}
     """Options that would change nothing, and why."""
     audio: AudioInput | None = None
+    """None for models that take no audio."""
     modes: Mapping[str, ChatProcessor] = {}
+    """By downsample_mode, the processor of a request that names it; empty for families without."""
 
     def __init__(
         self,
@@ -60,7 +78,7 @@ class TextProcessor:
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
-        self.call_format = template.call_format
+        self.call_format = template.call_format  # how answers write calls of tools
         # The embedding may have more rows than there are tokens; the rest is padding, which is never generated.
         self.vocab_size, rows = tokenizer.vocab_size, int(text["vocab_size"])
         if tokenizer.vocab_size > rows:
@@ -74,13 +92,33 @@ class TextProcessor:
         self.stop_token_ids = stop_token_ids(generation, tokenizer.special_ids, stop_tokens, text.get("eos_token_id"))
         self.generation_defaults: Mapping[str, float | int] = sampling_defaults(generation, recommended)
 
+    @abstractmethod
+    def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
+        """source: models.interfaces.media.source_digest of the file that the picture was decoded from, which spares
+        hashing its pixels."""
+
+    @abstractmethod
+    def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
+        """Indices of the frames to decode, by the family's documented rule, at most max_frames."""
+
+    @abstractmethod
+    def frame_resizer(self, metadata: VideoMetadata, num_frames: int) -> FrameResizer:
+        """What resizes `num_frames` sampled frames of a video. Raises InputError for a size that the model cannot
+        take."""
+
+    @abstractmethod
+    def video(self, video: VideoFrames) -> MediaItem: ...
+
     def tokenize(self, text: str) -> list[int]:
+        """Ids of untrusted text: literal special tokens in it are encoded as plain text."""
         return self.tokenizer.encode_plain(text)
 
     def tokenize_prompt(self, text: str) -> list[int]:
+        """Ids of a whole prompt: literal special tokens in it are special."""
         return self.tokenizer.encode(text, unused_character([text]))
 
     def detokenize(self, token_ids: Sequence[int]) -> bytes:
+        """Bytes of generated ids, special tokens left out; joins over any split of the ids."""
         return self.tokenizer.decode(token_ids)
 
     def apply_chat_template(
@@ -91,6 +129,11 @@ class TextProcessor:
         options: Mapping[str, Any],
         tools: Sequence[Tool] = (),
     ) -> TokenizedChat:
+        """Renders the chat template and tokenizes it, which needs no media. kinds: those of the items that the messages
+        name. options: enable_thinking, add_vision_id, template_options. tools: written as models/text/tools.py says.
+
+        Raises InputError that names the field, or the option that would change nothing.
+        """
         return self.rendered_chat(messages, kinds, tools, self.template_arguments(options))
 
     def rendered_chat(
@@ -142,6 +185,9 @@ class TextProcessor:
         return tokenized_chat(token_ids, messages, frozenset(self.placeholders.values()))
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
+        """Replaces placeholders by the tokens of their items and gives every token its position. Reads neither text nor
+        pixels: 16,384 tokens take less than a millisecond. Raises InputError for a prompt that leaves no room for an
+        answer."""
         return self.plain_prompt(chat, [self.media_tokens(items[item]) for _, item in chat.placeholders], items)
 
     def media_tokens(self, item: MediaItem) -> MediaTokens:

@@ -8,13 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.errors import CheckpointError
-from models.interfaces.processor import ChatProcessor, SpeechProcessor
+from models.interfaces.processor import SpeechProcessor
 from service.hub import EMBEDDED, OWNER, Checkpoint, embedded, locate
 from service.settings.settings import Settings
+
+if TYPE_CHECKING:  # it would take commands a tenth of a second
+    from models.text.processor import ChatProcessor
 
 OPENAI_SPEECH_NAMES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 OPENAI_TRANSCRIPTION_NAMES = ("whisper-1", "gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe")
@@ -79,7 +82,7 @@ class HostedModel:
 
     @property
     def chat_processor(self) -> ChatProcessor:
-        return cast(ChatProcessor, self.processor)
+        return cast("ChatProcessor", self.processor)
 
     @property
     def speech_processor(self) -> SpeechProcessor:

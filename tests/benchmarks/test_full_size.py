@@ -16,9 +16,9 @@ from benchmarks.steps import decoder
 from benchmarks.steps.encoder import pictures
 from benchmarks.steps.full_size import load
 from models.checkpoints.registry import family_of, resolve
-from models.interfaces.processor import ChatProcessor
 from models.layers.quantized import QuantizedLinear
 from models.qwen_vl.v3_5.model import load_model
+from models.text.processor import ChatProcessor
 from service.engine.chat.slot_state import IntColumn
 from service.graphs.pool import GraphPool
 from service.hub.catalog import embedded_models

@@ -22,9 +22,9 @@ from models.interfaces.media import (
     VideoFrames,
     VideoMetadata,
 )
-from models.interfaces.processor import ChatProcessor
 from models.protocol import ChatModel, VisionEncoder
 from models.qwen_vl.pictures import VideoLimits
+from models.text.processor import ChatProcessor
 from tests.support.golden import GOLDEN as GOLDEN
 from tests.support.golden import inputs, read_json
 from tests.support.paged import PagedCache

@@ -18,7 +18,7 @@ from openai.types import CompletionUsage
 from PIL import Image
 
 from models.interfaces.media import MediaItem, VideoFrames, VideoMetadata
-from models.interfaces.processor import ChatProcessor
+from models.text.processor import ChatProcessor
 from service.hub.catalog import load_catalog
 from service.link.config import Channel, EngineConfig
 from service.link.engine_link import ENTRY

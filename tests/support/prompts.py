@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from models.interfaces.media import ChatMessage, ContentPart, MediaItem, Prompt, Tool, ToolCall
-from models.interfaces.processor import ChatProcessor
+from models.text.processor import ChatProcessor
 
 
 def say(role: str, *content: str | int, calls: Sequence[ToolCall] = (), reasoning: str | None = None) -> ChatMessage:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -157,7 +158,7 @@ def tiny_text(token_ids: Sequence[int]) -> bytes:
     return "".join(ALPHABET[token] for token in token_ids if token < END_TOKEN).encode()
 
 
-def tiny_processor() -> SimpleNamespace:
+def tiny_processor() -> Any:
     """What a worker reads of a processor."""
     return SimpleNamespace(
         vocab_size=VOCABULARY,

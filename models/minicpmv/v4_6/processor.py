@@ -31,7 +31,7 @@ from models.minicpmv.v4_6.config import MODES, MiniCPMV46Config, load_config
 from models.minicpmv.v4_6.positions import Frame, canvas_positions
 from models.text.chat_template import THINKING, ChatTemplate
 from models.text.placeholders import MediaTokens, join, repeated
-from models.text.processor import TextProcessor, load_text, template_parts
+from models.text.processor import ChatProcessor, load_text, template_parts
 from models.text.tokenizer import Tokenizer
 from models.text.tools import Escape
 
@@ -70,7 +70,7 @@ class FrameSlicer(FrameResizer):
         return [part.reshape(high, wide, 3) for (*_, high, wide), part in parts]
 
 
-class MiniCPMV46Processor(TextProcessor):
+class MiniCPMV46Processor(ChatProcessor):
     """ChatProcessor of MiniCPM-V 4.6 and 4.7.
 
     An item's frames are its slices: of each picture or frame the overview, then the crops row by row. Its array: grid

@@ -19,7 +19,7 @@ from models.qwen_vl.v3.config import Qwen3VLConfig, load_config
 from models.qwen_vl.v3.videos import pair_tenths, sample_frames, time_text, video_size
 from models.text.chat_template import THINKING, ChatTemplate
 from models.text.placeholders import MediaTokens, join, plain, repeated
-from models.text.processor import TextProcessor, load_text
+from models.text.processor import ChatProcessor, load_text
 from models.text.tokenizer import Tokenizer
 from models.text.tools import Turn
 
@@ -27,7 +27,7 @@ _OPTIONS = frozenset({"enable_thinking", "preserve_thinking", "reasoning_effort"
 _THOUGHT = "a thought to look for"
 
 
-class Qwen3VLProcessor(TextProcessor):
+class Qwen3VLProcessor(ChatProcessor):
     """ChatProcessor of Qwen3-VL, Instruct and Thinking, and of Qwen3.5.
 
     Items are those of models/qwen_vl/items.py; a video has the array tenths int32 [pairs], too, the time before each

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from models.interfaces.media import Prompt
-from models.interfaces.processor import ChatProcessor
+from models.text.processor import ChatProcessor
 from service.api.chat import schema
 from service.api.chat.detokenizer import TextAssembler, TextDelta
 from service.api.chat.prompt import build_prompt, media_tokens, opens_reasoning

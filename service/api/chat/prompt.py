@@ -13,8 +13,8 @@ import numpy as np
 from models.interfaces.errors import InputError, PromptTooLong
 from models.interfaces.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, Tool
 from models.interfaces.media import ContentPart as PromptPart
-from models.interfaces.processor import ChatProcessor
 from models.text.chat_template import ROLES
+from models.text.processor import ChatProcessor
 from models.text.tools import prompt_texts
 from service.api.chat import prompt_media, schema
 from service.api.chat.tools import earlier_calls, result_order

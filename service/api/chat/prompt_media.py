@@ -11,8 +11,8 @@ from PIL import Image
 
 from models.interfaces.errors import InputError
 from models.interfaces.media import MediaItem, MediaKind, VideoFrames, VideoMetadata
-from models.interfaces.processor import ChatProcessor
 from models.interfaces.resizing import FrameResizer
+from models.text.processor import ChatProcessor
 from service.api.chat.schema import ChatRequestBody, MediaUrl, VideoOptions
 from service.api.context import ServerContext
 from service.api.http.admission import Decoding, Ticket

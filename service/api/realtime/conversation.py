@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from models.interfaces.processor import ChatProcessor
+from models.text.processor import ChatProcessor
 from service.api.chat.prompt import MAX_MESSAGES, MAX_PARTS
 from service.api.chat.prompt_media import MediaReference, PromptMedia
 from service.api.chat.schema import CalledFunction, ContentPart, MediaUrl, Message, ToolCallEntry

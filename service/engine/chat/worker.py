@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 from torch import Tensor, nn
 
-from models.interfaces.processor import ChatProcessor
 from models.layers.kv_cache import STATE_INTERVAL
 from models.protocol import ChatModel
+from models.text.processor import ChatProcessor
 from service.engine.chat.drafts import NOT_DRAFTED, DraftLength
 from service.engine.chat.encoder import Encoded, EncodeError, VisionStage
 from service.engine.chat.guided.guidance import Guidance, MaskJob, Unread, hosts_of

@@ -14,7 +14,7 @@ from benchmarks.roofline.gpu import FLOPS
 from benchmarks.steps.encoder import audio, plans_of
 from benchmarks.steps.full_size import load
 from models.checkpoints.registry import family_of, resolve
-from models.interfaces.processor import ChatProcessor
+from models.text.processor import ChatProcessor
 from tests.support.inference import no_gradients as no_gradients
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from models.checkpoints.registry import family_of, resolve
-from models.interfaces.processor import ChatProcessor
+from models.text.processor import ChatProcessor
 from service.api.structured.grammar import json_schema_grammar
 from service.api.structured.schema_form import Unfit
 from service.engine.chat.guided.mask_server import build_tokenizer

@@ -21,12 +21,12 @@ from models.checkpoints.published import read_json
 from models.interfaces import resizing
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import MediaItem, VideoFrames, VideoMetadata
-from models.interfaces.processor import ChatProcessor
 from models.minicpmv.config import load_config
 from models.minicpmv.encoder import part_of, patch_rows, slice_grids
 from models.minicpmv.processor import MiniCPMVProcessor, load_processor
 from models.minicpmv.slicing import SliceRule, slice_picture
 from models.minicpmv.video import fused_pack, sample_fused, sample_unfused, temporal_ids
+from models.text.processor import ChatProcessor
 from service.graphs.buckets import fits
 from tests.models.families.family import FAMILIES, Family, minicpmv_item
 from tests.models.minicpmv.golden import VERSIONS

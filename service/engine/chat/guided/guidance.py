@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from models.interfaces import cpus
-from models.interfaces.processor import ChatProcessor
+from models.text.processor import ChatProcessor
 from service.engine.chat.guided.mask_server import (
     BROKEN,
     Build,

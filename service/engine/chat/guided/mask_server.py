@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from models.checkpoints.registry import family_of, resolve
-from models.interfaces.processor import ChatProcessor
+from models.text.processor import ChatProcessor
 from service.link.messages import PARSER_LIMITS
 from service.system.children import give_back_freed_memory
 from service.system.logs import configure_logging
