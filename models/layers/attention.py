@@ -189,8 +189,8 @@ def cached_attention(
     if there is no rotation or it has been done already. qk_norm: before the rotation.
     """
     k_cache, v_cache, slots = batch.caches[layer]["k"], batch.caches[layer]["v"], batch.slot_mapping
-    if batch.num_decode_rows:
-        assert batch.block_tables is not None and batch.seq_lens is not None
+    if batch.block_tables is not None:
+        assert batch.seq_lens is not None
         pages = batch.block_tables, batch.seq_lens, batch.page_size
         return rotary_paged_decode_attention(q, k, v, rotary, k_cache, v_cache, slots, *pages, qk_norm)
     assert batch.cu_seqlens_q is not None

@@ -99,7 +99,7 @@ class GatedDeltaNet(nn.Module):
             inputs = rows.inputs[layer]
             qkv = pending_conv(qkv, self.conv, state["conv"], rows, inputs["qkv"])
             return delta_step(qkv, gates, self.A_log, self.dt_bias, state["delta"], rows, *norm, inputs["gates"])
-        if batch.num_decode_rows:
+        if batch.block_tables is not None:
             qkv = causal_conv(qkv, self.conv, state["conv"], rows)
             return delta_step(qkv, gates, self.A_log, self.dt_bias, state["delta"], rows, *norm)
         assert batch.cu_seqlens_q is not None

@@ -88,8 +88,8 @@ class PagedBatch:
 
     slot_mapping: int64 [n], the KV slot of every packed row (padding: a scratch slot). For a decode row, the slot of
     position seq_lens - 1 in its block table.
-    block_tables: int32 [num_decode_rows, max_pages], pages of the decode rows' sequences.
-    seq_lens: int32 [num_decode_rows], keys that each decode row attends to, the new one included; 0 for padding.
+    block_tables: int32 [n, max_pages], pages of the decode rows' sequences; None: the rows are prefill chunks.
+    seq_lens: int32 [n], keys that each decode row attends to, the new one included; 0 for padding.
     cu_seqlens_q, cu_seqlens_k: int32 [prefills + 1], bounds of the chunks' queries, and of their keys (cached + new);
     the same where nothing is cached.
     context_slots: int64 [total keys], KV slots of the prefills' keys in order; None when no prefill has cached context.
@@ -102,7 +102,6 @@ class PagedBatch:
     caches: Caches
     page_size: int
     slot_mapping: Tensor
-    num_decode_rows: int = 0
     block_tables: Tensor | None = None
     seq_lens: Tensor | None = None
     cu_seqlens_q: Tensor | None = None

@@ -69,7 +69,7 @@ class LatentAttention(nn.Module):
         config = self.config
         q = gemm(x, self.q.weight).unflatten(-1, (config.num_heads, -1))
         kv = gemm(x, self.kv_down.weight)
-        if batch.num_decode_rows or batch.prefill_tables is not None:
+        if batch.block_tables is not None or batch.prefill_tables is not None:
             return gemm(self._absorbed(q, kv, rotary, layer, batch).flatten(-2), self.out.weight)
         cache = batch.caches[layer]["latent"]
         norm = self.latent_norm

@@ -63,9 +63,7 @@ class DecodeStep:
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         slots, lora = buffers["slots"], lora_of(self.bank, buffers, in_order=True)
         rows = step_inputs(slots, self.network, self.state, self.page_size)
-        batch = PagedBatch(
-            self.caches, self.page_size, rows.slot_mapping, slots.shape[0], rows.block_tables, rows.seq_lens
-        )
+        batch = PagedBatch(self.caches, self.page_size, rows.slot_mapping, rows.block_tables, rows.seq_lens)
         embeds = self.network.embed_encoder_tokens(rows.tokens, rows.normed, lora)
         hidden = self.network.audio_backbone(embeds, rows.rotary, batch, lora)
         # A row in step 0 has no patch yet, and goes on from its prompt.

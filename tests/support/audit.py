@@ -59,7 +59,6 @@ def audited_decode(decoder: Decoder, rows: int) -> BufferSpec:
             [spec.allocate(4, 16, torch.device("cpu"), torch.float32) for spec in decoder.cache_specs()],
             page_size=16,
             slot_mapping=torch.empty(rows, dtype=torch.int64),
-            num_decode_rows=rows,
             block_tables=torch.empty((rows, 3), dtype=torch.int32),
             seq_lens=torch.empty(rows, dtype=torch.int32),
             states=StateRows(states, torch.empty_like(read), read) if states else None,

@@ -89,7 +89,6 @@ class PagedCache:
             caches=self.caches,
             page_size=self.page_size,
             slot_mapping=self._tensor(slot_mapping, torch.int64),
-            num_decode_rows=len(decodes),
             block_tables=self._tensor(tables, torch.int32) if decodes else None,
             seq_lens=self._tensor([sequence.length for sequence in decodes], torch.int32) if decodes else None,
             cu_seqlens_q=self._tensor(cu_q, torch.int32) if prefills else None,

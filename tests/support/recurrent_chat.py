@@ -59,7 +59,7 @@ class RecurrentDecoder(nn.Module):
 
     def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         assert batch.states is not None
-        rows = self._decode if batch.num_decode_rows else self._chunks
+        rows = self._chunks if batch.block_tables is None else self._decode
         if batch.states.pending is not None:
             rows = self._with_pending
         return self.inner(hidden + 0.2 * rows(hidden, batch.states, batch), positions, batch)

@@ -91,7 +91,7 @@ class Drafting:
         pages = tables.gather(1, (place // size).clamp(0, max_pages - 1)[:, None]).squeeze(1).long()
         slot_mapping = torch.where(active, pages * size + place % size, 0)
         seq_lens = torch.where(active, place + 1, 0).to(torch.int32)
-        batch = PagedBatch(self.caches, size, slot_mapping, len(slots), tables, seq_lens)
+        batch = PagedBatch(self.caches, size, slot_mapping, tables, seq_lens)
         return (ints[:, IntColumn.POSITION] + ahead).expand(self.decoder.position_axes, -1), batch
 
 

@@ -174,7 +174,7 @@ class LayersStep:
             slots, self.state, bucket["pages"], self.page_size
         )
         states = state_rows(slots, self.state)
-        batch = PagedBatch(self.caches, self.page_size, slot_mapping, slots.shape[0], tables, seq_lens, states=states)
+        batch = PagedBatch(self.caches, self.page_size, slot_mapping, tables, seq_lens, states=states)
         positions = positions[None].expand(self.decoder.position_axes, -1)
         hidden = self.decoder.forward(self.decoder.embed(tokens), positions, batch)
         if self.held_hidden is None:

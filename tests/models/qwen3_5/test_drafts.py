@@ -72,7 +72,6 @@ class Speculation:
                 cache.caches,
                 cache.page_size,
                 torch.tensor(cache.rows(sequence, place, place + 1)),
-                1,
                 torch.tensor([sequence.pages], dtype=torch.int32),
                 torch.tensor([place + 1], dtype=torch.int32),
             )
