@@ -54,7 +54,6 @@ class StreamingEncoder:
         self._unchanged = speed == 1.0 and sample_rate_in == sample_rate_out
         self._samples = 0
         """Number at the rate of the output that the codec was given."""
-        self._finished = False
 
     @property
     def is_raw(self) -> bool:
@@ -86,25 +85,18 @@ class StreamingEncoder:
 
     def encode(self, samples: np.ndarray) -> bytes:
         """float32 [n] -> the bytes that are ready now, possibly none."""
-        if self._finished:
-            raise ValueError("encode() was called after finish()")
         if self._filter is None:
             return self._encode(samples)
         return b"".join(map(self._encode, self._filter.push(_clean(samples))))
 
     def finish(self) -> bytes:
         """The rest: what filter and encoder hold back, and the end of the container."""
-        if self._finished:
-            raise ValueError("finish() was called twice")
-        self._finished = True
         rest = () if self._filter is None else self._filter.flush()
         return b"".join(map(self._encode, rest)) + self._codec.finish()
 
     def complete(self, data: bytearray) -> None:
         """Writes into the header of the whole file, after finish(), what was unknown when it was streamed: the sizes of
         wav, the number of samples of flac. Other formats stay as they are."""
-        if not self._finished:
-            raise ValueError("complete() was called before finish()")
         if self._name == "wav":
             struct.pack_into("<I", data, 4, len(data) - 8)
             struct.pack_into("<I", data, 40, len(data) - WAV_HEADER)

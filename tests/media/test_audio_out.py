@@ -178,8 +178,6 @@ def test_a_whole_flac_says_its_length(rate: int, speed: float) -> None:
 def test_only_the_headers_of_wav_and_flac_are_completed(name: str) -> None:
     encoder = StreamingEncoder(name, RATE, rate_of(name))
     data = bytearray(encoder.encode(speech(0.5)))
-    with pytest.raises(ValueError, match="before finish"):
-        encoder.complete(data)
     data += encoder.finish()
     before = bytes(data)
     encoder.complete(data)
@@ -201,9 +199,6 @@ def test_an_empty_stream_ends_well(name: str, speed: float) -> None:
     encoder = StreamingEncoder(name, RATE, rate_of(name), speed)
     data = encoder.encode(np.zeros(0, np.float32)) + encoder.finish()
     assert by_av(data, name, rate_of(name))[0].size < 2500
-    for call in (encoder.finish, lambda: encoder.encode(np.zeros(4, np.float32))):
-        with pytest.raises(ValueError):
-            call()
 
 
 @pytest.mark.parametrize(
