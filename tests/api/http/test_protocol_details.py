@@ -14,10 +14,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from service.api.chat.schema import NOT_SPOKEN, REFUSED, ChatRequestBody, StreamOptions
-from service.api.http.connections import FREE_CHUNKS, MIN_CHUNK
 from service.api.http.openapi import fields
 from service.hub.catalog import Catalog, HostedModel
-from tests.api.http.raw import parse, read_answer, read_to_end, send
 from tests.api.test_page import Document
 from tests.support.fake_chat import fake_catalog
 from tests.support.servers import RunningServer, running_server
@@ -27,62 +25,6 @@ USER = {"role": "user", "content": "hello"}
 
 def post(server: RunningServer, **fields: Any) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/chat/completions", json={"model": "tiny", "messages": [USER], **fields})
-
-
-@pytest.mark.parametrize(
-    ("head", "status", "said"),
-    [
-        (b"nonsense\r\n\r\n", 400, "HTTP/1.1"),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "HTTP/1.1"),
-        (b"GET / HTTP/1.1\r\n\r\n", 400, "HTTP/1.1"),
-        (b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400, "HTTP/1.1"),
-        (b"GET / HTTP/1.1\r\nhost: a\r\nbad header\r\n\r\n", 400, "HTTP/1.1"),
-        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1, 2\r\n\r\n", 400, "HTTP/1.1"),
-        (
-            b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-            400,
-            "HTTP/1.1",
-        ),
-        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n", 501, "Transfer encodings"),
-        (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 70_000, 431, "64 KiB"),
-        (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431, "64 KiB"),
-        (b"GET /" + b"y" * 70_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n", 431, "64 KiB"),
-    ],
-)
-def test_what_is_no_http_is_refused_like_everything_else(
-    server: RunningServer, head: bytes, status: int, said: str
-) -> None:
-    with send(server, head) as connection:
-        answer = parse(read_to_end(connection))
-    assert answer.status == status and answer.headers["connection"] == "close"
-    assert said in answer.error["message"]
-
-
-def test_a_body_that_breaks_off_in_nonsense_is_refused(server: RunningServer) -> None:
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-    with send(server, head + b"zz\r\n") as connection:
-        assert parse(read_to_end(connection)).status == 400
-    server.wait_idle()
-
-
-def test_a_body_in_very_many_tiny_chunks_is_refused(server: RunningServer) -> None:
-    """Chunks of a byte took the event loop for seconds, in which nobody else was served."""
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1}).encode()
-
-    def chunked(count: int, size: int) -> bytes:
-        padded = body.ljust(count * size)
-        pieces = [padded[start : start + size] for start in range(0, count * size, size)]
-        return head + b"".join(b"%x\r\n%b\r\n" % (size, piece) for piece in pieces)
-
-    end = b"0\r\n\r\n"
-    for count, size in ((FREE_CHUNKS, 1), (2 * FREE_CHUNKS, MIN_CHUNK)):
-        with send(server, chunked(count, size) + end) as connection:
-            assert read_answer(connection).status == 200
-    with send(server, chunked(FREE_CHUNKS + 1, MIN_CHUNK - 1)) as connection:
-        refused = parse(read_to_end(connection))
-    assert refused.status == 400 and f"at least {MIN_CHUNK} bytes" in refused.error["message"]
-    server.wait_idle()
 
 
 @pytest.mark.parametrize(
