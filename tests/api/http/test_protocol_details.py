@@ -10,14 +10,15 @@ import httpx
 import msgspec
 import pytest
 from markupsafe import escape
-from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from service.api.chat.schema import NOT_SPOKEN, REFUSED, ChatRequestBody, StreamOptions
 from service.api.http.openapi import fields
 from service.hub.catalog import Catalog, HostedModel
 from tests.api.test_page import Document
 from tests.support.fake_chat import fake_catalog
+from tests.support.rows import rows
 from tests.support.servers import RunningServer, running_server
 
 USER = {"role": "user", "content": "hello"}
@@ -27,59 +28,33 @@ def post(server: RunningServer, **fields: Any) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/chat/completions", json={"model": "tiny", "messages": [USER], **fields})
 
 
-@pytest.mark.parametrize(
-    ("path", "allowed"),
-    [
-        ("/v1/chat/completions", "POST"),
-        ("/v1/audio/voices", "GET, HEAD, POST"),
-        ("/v1/audio/voices/anna", "DELETE, GET, HEAD"),
-        ("/v1/models", "GET, HEAD"),
-        ("/v1/models/tiny", "GET, HEAD"),
-        ("/health", "GET, HEAD"),
-        ("/docs", "GET, HEAD"),
-        ("/openapi.json", "GET, HEAD"),
-    ],
-)
-def test_a_path_tells_its_methods(server: RunningServer, path: str, allowed: str) -> None:
-    refused = httpx.put(server.url + path)
-    assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
-    assert refused.json()["error"]["message"] == f"Method not allowed; this path allows {allowed}."
+def test_a_path_tells_its_methods_and_answers_head_as_get_without_the_body(server: RunningServer) -> None:
+    with httpx.Client(base_url=server.url) as client:
+        for path, allowed in rows(__file__, "methods.jsonl"):
+            refused = client.put(path)
+            assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+            assert refused.json()["error"]["message"] == f"Method not allowed; this path allows {allowed}."
+            if "HEAD" in allowed:
+                got, head = client.get(path), client.head(path)
+                assert (head.status_code, head.headers["content-type"]) == (200, got.headers["content-type"]), path
+                assert head.content == b"" and int(head.headers["content-length"]) > 0
+                assert client.get(path).status_code == 200, "the connection was kept and is in step"
 
 
-@pytest.mark.parametrize(
-    ("path", "meant"),
-    [
-        ("/chat/completions", "/v1/chat/completions"),
-        ("/v1/chat/completions/", "/v1/chat/completions"),
-        ("/v1/v1/models", "/v1/models"),
-        ("//v1/audio/speech", "/v1/audio/speech"),
-        ("/v1/health", "/health"),
-    ],
-)
-def test_a_path_that_is_almost_one_tells_which(server: RunningServer, path: str, meant: str) -> None:
+def test_a_path_that_is_almost_one_tells_which(server: RunningServer) -> None:
     """A base URL without /v1, or with it twice, is the most common mistake of a client."""
-    missing = httpx.post(server.url + path, json={})
-    assert missing.status_code == 404
-    assert missing.json()["error"]["message"] == f"This server has no such path; did you mean {meant}?"
-
-
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("/v1/responses", "This path is not a WebSocket: send an HTTP request without an upgrade."),
-        ("/v1/realtime/?model=tiny", "This server has no such path; did you mean /v1/realtime?"),
-        ("/realtime", "This server has no such path; did you mean /v1/realtime?"),
-        ("/v1/nope", "This server has no such path; GET /docs describes the others."),
-        ("/v1/models", "This path is not a WebSocket: send an HTTP request without an upgrade."),
-    ],
-)
-async def test_a_handshake_with_a_path_that_is_no_socket_is_told(server: RunningServer, path: str, said: str) -> None:
-    with pytest.raises(InvalidStatus) as refusal:
-        await connect(server.url.replace("http", "ws") + path)
-    response = refusal.value.response
-    assert response.status_code == 404 and response.headers["x-request-id"].startswith("req_")
-    error = json.loads(response.body or b"")["error"]
-    assert (error["message"], error["code"], error["type"]) == (said, "not_found", "not_found_error")
+    for scheme, path, said in rows(__file__, "paths.jsonl"):
+        response: Any
+        if scheme == "ws":
+            with pytest.raises(InvalidStatus) as refusal:
+                connect(server.url.replace("http", "ws") + path)
+            response = refusal.value.response
+            error = json.loads(response.body or b"")["error"]
+        else:
+            response = httpx.post(server.url + path, json={})
+            error = response.json()["error"]
+        assert response.status_code == 404 and response.headers["x-request-id"].startswith("req_")
+        assert (error["message"], error["code"], error["type"]) == (said, "not_found", "not_found_error")
 
 
 def test_the_description_asks_for_a_key_where_one_is_needed(server: RunningServer) -> None:
