@@ -49,14 +49,7 @@ def ask(server: RunningServer, text: str, **fields: Any) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=GENEROUS)
 
 
-def choices(server: RunningServer, reason: str) -> float:
-    page = httpx.get(f"{server.url}/metrics", timeout=GENEROUS).text
-    start = f'reprise_engine_choices_total{{reason="{reason}"}} '
-    return next(float(line.removeprefix(start)) for line in page.splitlines() if line.startswith(start))
-
-
-def wait_whole(server: RunningServer) -> None:
-    wait(lambda: all(client.ready for client in server.context.engine.clients), what="both engines are ready")
+MOVED = 'engine_choices_total{reason="moved"}'
 
 
 def test_a_stream_that_has_begun_ends_with_an_error_and_the_server_goes_on(server: RunningServer, faults: Path) -> None:
@@ -68,7 +61,7 @@ def test_a_stream_that_has_begun_ends_with_an_error_and_the_server_goes_on(serve
     assert ask(server, "hello").status_code == 200
     phases = httpx.get(f"{server.url}/ready").json()["engines"]
     assert len(phases) == 2 and "ready" in phases
-    wait_whole(server)
+    wait(lambda: all(client.ready for client in server.context.engine.clients), what="both engines are ready")
     assert server.context.engine.restarts == 1
     assert httpx.get(f"{server.url}/health").json()["engines"] == ["ready", "ready"]
 
@@ -76,9 +69,9 @@ def test_a_stream_that_has_begun_ends_with_an_error_and_the_server_goes_on(serve
 def test_what_one_engine_refuses_is_offered_to_the_other(server: RunningServer) -> None:
     refused = ask(server, "!full")
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "overloaded"
-    assert choices(server, "moved") == 1
+    assert server.metric(MOVED) == 1
     failed = ask(server, "!fail")  # what no other engine would do differently is not tried there
-    assert failed.status_code == 500 and choices(server, "moved") == 1
+    assert failed.status_code == 500 and server.metric(MOVED) == 1
 
 
 @pytest.mark.slow

@@ -425,12 +425,13 @@ def test_plain_http_is_told_that_this_is_a_websocket(conversing: Conversing) -> 
 
 async def test_a_response_that_cannot_begin_is_an_error(conversing: Conversing, socket: ClientConnection) -> None:
     await add(socket, "Say it.")
+    count = 'realtime_responses_total{model="tiny",status="refused"}'
     for case in refused_cases("live_responses"):
-        before = conversing.responses().get("refused", 0)
+        before = conversing.server.metric(count)
         error = await refused(socket, "response.create", response=case["response"])
         assert error["param"] == case["param"] and error["message"].startswith(f"{case['param']}: ")
         assert "role tool" not in error["message"] and "messages" not in error["message"]
-        assert conversing.responses()["refused"] == before + 1
+        assert conversing.server.metric(count) == before + 1
     assert (await answer(socket))[-1]["response"]["status"] == "completed"
 
 

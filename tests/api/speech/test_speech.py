@@ -167,11 +167,6 @@ def test_voices_that_the_openai_client_knows_and_names_that_nobody_has(
     assert speak(http, model=None, voice=None).status_code == 200
 
 
-def total(http: httpx.Client, name: str, label: str = "") -> float:
-    lines = http.get("/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"reprise_{name}") and label in line)
-
-
 def test_a_client_that_stops_reading_is_paused_until_it_reads(
     speaking: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,10 +197,10 @@ def test_a_client_that_stops_reading_is_paused_until_it_reads(
             assert connection.recv(1 << 16)
         assert not pauses[1].paused
     speaking.wait_idle()
-    wait(lambda: total(http, "slots_used") == 0, what="no stream is left")
+    wait(lambda: speaking.metric("slots_used") == 0, what="no stream is left")
 
 
-def test_metrics_of_speech(http: httpx.Client) -> None:
+def test_metrics_of_speech(speaking: RunningServer, http: httpx.Client) -> None:
     speak(http)
     speak(http, response_format="wav")
     for name in (
@@ -215,4 +210,4 @@ def test_metrics_of_speech(http: httpx.Client) -> None:
         *("step_duration_seconds_count", "speech_characters_total", "audio_encode_duration_seconds_count"),
     ):
         # Labels split a metric: on a slow machine every stream may have run dry, or none.
-        assert total(http, name) > 0, name
+        assert speaking.metric(name) > 0, name

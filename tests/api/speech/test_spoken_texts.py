@@ -125,11 +125,6 @@ def spoken(talker: FakeEngine) -> list[str]:
     return talker.texts[talker.requests[-1].request_id]
 
 
-def counted(server: RunningServer, name: str) -> float:
-    lines = httpx.get(f"{server.url}/metrics", timeout=GENEROUS).text.splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"reprise_{name}"))
-
-
 def test_numbers_are_spoken_as_words(talking: RunningServer, talker: FakeEngine) -> None:
     """Of a request, of a text that is being written, and of an answer, which is written as it was."""
     for normalize, words in ((None, WORDS), (False, NUMBERS)):
@@ -308,7 +303,7 @@ def test_the_event_loop_neither_sets_up_encoders_nor_reads_long_texts(
 
 def test_a_segment_that_ended_at_its_cap_is_counted_and_said(talking: RunningServer, talker: FakeEngine) -> None:
     for runaways, reason in ((0, "stop"), (1, "length")):
-        before = counted(talking, "speech_truncated_total")
+        before = talking.metric("speech_truncated_total")
         talker.runaways = runaways
         last = events_of(speak(talking, "One. Two.", stream_format="sse"))[-1]
         assert (last["type"], last["finish_reason"]) == ("speech.audio.done", reason)
@@ -316,7 +311,7 @@ def test_a_segment_that_ended_at_its_cap_is_counted_and_said(talking: RunningSer
         events = written(talking, "This is the first one. And this is the next.")
         said = [done["finish_reason"] for done in of_type(events, "audio.done")]
         assert said == [reason, "stop"] and events[-1]["finish_reason"] == reason
-        assert counted(talking, "speech_truncated_total") - before == 2 * runaways
+        assert talking.metric("speech_truncated_total") - before == 2 * runaways
 
 
 def test_speech_that_fails_in_its_middle_is_not_taken_for_complete(talking: RunningServer) -> None:
@@ -489,7 +484,7 @@ def test_what_is_heard_of_speech_is_told(heard: Heard) -> None:
 
 def test_the_attempt_with_the_fewest_errors_is_sent(heard: Heard) -> None:
     script = [SIX, "One two three four.", SIX, "One two three four five six six.", "Noise.", SIX, "", SIX]
-    before = counted(heard.server, "speech_verifications_total")
+    before = heard.server.metric("speech_verifications_total")
     answer = heard.verified(*script, text=ALOUD)
     assert answer.headers["x-verification"] == "failed; deletions=0; insertions=1; substitutions=0; attempts=4"
     assert np.frombuffer(answer.content, "<i2")[0] == round(0.25 / 2 * 32767), "of the second request"
@@ -500,8 +495,8 @@ def test_the_attempt_with_the_fewest_errors_is_sent(heard: Heard) -> None:
         again.headers["x-verification"] == "passed; deletions=0; insertions=0; substitutions=0; attempts=2"
         and len(heard.talker.requests) == 2
     )
-    assert counted(heard.server, "speech_verifications_total") - before == 6
-    assert counted(heard.server, 'speech_verifications_total{model="talker",outcome="passed"}') >= 1
+    assert heard.server.metric("speech_verifications_total") - before == 6
+    assert heard.server.metric('speech_verifications_total{model="talker",outcome="passed"}') >= 1
 
 
 def test_verification_is_refused_where_it_cannot_be(heard: Heard, talking: RunningServer) -> None:
