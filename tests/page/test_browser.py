@@ -33,6 +33,7 @@ SENT = script("sent")
 SPEAK_AGAIN = """
 document.getElementById("text").dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", ctrlKey: true }));
 """
+LOST = "The server cannot be reached. Is it still running?"
 FORGET_TIMERS = "for (let id = setTimeout(() => {}, 0); id > 0; id -= 1) clearTimeout(id);"
 """The page does not look after the server by itself any more."""
 
@@ -128,6 +129,8 @@ def test_sound_begins_before_the_text_ends_and_both_are_stopped(page: Page, talk
         page.click("stop-answer")
         page.wait_for("document.querySelector('.answer .facts').textContent === 'stopped'")
         page.wait_for("document.querySelector('.hear').textContent === 'Hear it'")
+        page.wait_for("document.getElementById('ask').checkVisibility()")
+        assert page.text(".answer .words").startswith("!endless")
         server.wait_idle()
         wait(lambda: talker.idle, what="the engine has nothing to do")
 
@@ -291,25 +294,6 @@ def test_it_is_used_by_keyboard_alone(page: Page, embedded_server: ServerProcess
     page.wait_for("document.activeElement.id === 'say'")
 
 
-def test_an_answer_is_stopped_and_a_lost_server_is_named(page: Page) -> None:
-    with running_server() as server:
-        page.open(server.url)
-        page.type("question", "!endless stream\n")
-        page.wait_for("window.grown.length > 3")
-        page.click("stop-answer")
-        page.wait_for("document.querySelector('.answer .facts').textContent === 'stopped'")
-        page.wait_for("document.getElementById('ask').checkVisibility()")
-        server.wait_idle()
-        assert page.text(".answer .words").startswith("!endless")
-    page.driver.execute_script(FORGET_TIMERS)
-    page.type("question", "Hello?\n")
-    assert page.wait_shown("see-error") == "The server cannot be reached. Is it still running?"
-    page.wait_for("document.getElementById('state').dataset.good === 'false'")
-    assert page.text("#state") == "The server cannot be reached. Is it still running?"
-    page.driver.get("about:blank")  # it looks for the server again and again
-    assert page.complaints()  # the browser's own note of the refused connection
-
-
 def test_a_new_conversation_has_nothing_of_an_answer_that_it_ended(page: Page) -> None:
     with page.visiting(running_server()) as server:
         page.open(server.url)
@@ -378,7 +362,7 @@ def test_a_key_of_any_letters_is_asked_for_and_stays_in_the_tab(page: Page, tmp_
         assert [complaint for complaint in page.complaints() if "401" not in complaint] == []
 
 
-def test_an_answer_that_breaks_off_says_so_and_so_does_the_head(page: Page) -> None:
+def test_an_answer_that_breaks_off_and_a_lost_server_are_named(page: Page) -> None:
     with running_server() as server:
         page.open(server.url)
         page.driver.execute_script(FORGET_TIMERS)
@@ -387,5 +371,8 @@ def test_an_answer_that_breaks_off_says_so_and_so_does_the_head(page: Page) -> N
     assert page.wait_shown("see-error") == "The connection broke off before the answer was complete."
     page.wait_for("document.querySelector('.answer .facts').textContent === 'broken off'")
     page.wait_for("document.getElementById('state').dataset.good === 'false'")
-    page.driver.get("about:blank")
+    page.type("question", "Hello?\n")
+    page.wait_for(f"document.getElementById('see-error').textContent === '{LOST}'")
+    assert page.text("#state") == LOST
+    page.driver.get("about:blank")  # it looks for the server again and again
     assert page.complaints()  # the browser's own notes of the lost connection
