@@ -39,15 +39,17 @@ FAKE = "tests.support.fake_engine:serve"
 CONFIG = EngineConfig((ModelConfig("tiny", "/nowhere"),))
 
 
-def links(kind: str, config: EngineConfig = CONFIG) -> Callable[[], EngineLink]:
-    if kind == "process":
-        return lambda: ProcessLink(config, FAKE)
-    return lambda: InlineLink(config, fake_engine.serve)
+def process_link(path: str = "/nowhere") -> EngineLink:
+    return ProcessLink(EngineConfig((ModelConfig("tiny", path),)), FAKE)
+
+
+def inline_link() -> EngineLink:
+    return InlineLink(CONFIG, fake_engine.serve)
 
 
 @asynccontextmanager
-async def running_client(kind: str, **settings: float) -> AsyncIterator[EngineClient]:
-    client = EngineClient(links(kind), Metrics(), **settings)
+async def running_client(link: Callable[[], EngineLink] = inline_link) -> AsyncIterator[EngineClient]:
+    client = EngineClient(link, Metrics())
     client.start()
     try:
         async with asyncio.timeout(GENEROUS):
@@ -72,9 +74,9 @@ async def answer(client: EngineClient, asked: ChatRequest) -> tuple[str, str | N
     return text.decode(), finish
 
 
-@pytest.mark.parametrize("kind", ["inline", "process"])
-async def test_many_requests_at_once(kind: str) -> None:
-    async with running_client(kind) as client:
+@pytest.mark.parametrize("link", [inline_link, process_link])
+async def test_many_requests_at_once(link: Callable[[], EngineLink]) -> None:
+    async with running_client(link) as client:
         texts = [f"request number {n}" for n in range(12)]
         answers = await asyncio.gather(*(answer(client, request(f"r{n}", text)) for n, text in enumerate(texts)))
         assert answers == [(text, "stop") for text in texts]
@@ -87,7 +89,7 @@ async def test_many_requests_at_once(kind: str) -> None:
 
 
 async def test_closing_a_stream_aborts_the_work() -> None:
-    async with running_client("inline") as client:
+    async with running_client() as client:
         async with aclosing(client.submit(request("r", "!endless", max_tokens=10**6))) as deltas:
             await anext(deltas)
             assert len(client.requests) == 1
@@ -96,7 +98,7 @@ async def test_closing_a_stream_aborts_the_work() -> None:
 
 
 async def test_a_failed_request_raises_and_the_others_go_on() -> None:
-    async with running_client("inline") as client:
+    async with running_client() as client:
         other = asyncio.create_task(answer(client, request("other", "!slow but sure")))
         with pytest.raises(EngineError) as failure:
             await answer(client, request("bad", "!fail"))
@@ -105,8 +107,7 @@ async def test_a_failed_request_raises_and_the_others_go_on() -> None:
 
 
 async def test_an_engine_that_cannot_start_is_not_tried_for_ever() -> None:
-    config = EngineConfig((ModelConfig("tiny", "/broken"),))
-    client = EngineClient(links("process", config), Metrics())
+    client = EngineClient(lambda: process_link("/broken"), Metrics())
     client.start()
     with pytest.raises(EngineError, match="exit status 1"):
         await client.wait_ready()
@@ -116,9 +117,8 @@ async def test_an_engine_that_cannot_start_is_not_tried_for_ever() -> None:
 
 async def test_an_engine_that_was_ready_is_tried_again_whatever_ended_it() -> None:
     """Memory that a dead process still holds, a disk that is away for a moment: the next start may succeed."""
-    good, broken = links("process"), links("process", EngineConfig((ModelConfig("tiny", "/unfit"),)))
-    lives = iter([good, broken, good])
-    client = EngineClient(lambda: next(lives)(), Metrics())
+    lives = iter(["/nowhere", "/unfit", "/nowhere"])
+    client = EngineClient(lambda: process_link(next(lives)), Metrics())
     client.start()
     async with asyncio.timeout(2 * GENEROUS):
         await client.wait_ready()
@@ -132,7 +132,7 @@ async def test_an_engine_that_was_ready_is_tried_again_whatever_ended_it() -> No
 
 async def test_stop_leaves_no_process_and_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    async with running_client("process") as client:
+    async with running_client(process_link) as client:
         (directory,) = tmp_path.iterdir()
         assert directory.stat().st_mode & 0o777 == 0o700
         link = client._link
@@ -159,7 +159,7 @@ async def test_what_waits_for_a_slow_reader_comes_together() -> None:
 
 
 async def test_what_the_engine_turns_away_is_counted() -> None:
-    async with running_client("inline") as client:
+    async with running_client() as client:
         with pytest.raises(EngineError):
             await answer(client, request("full", "!full"))
         line = 'reprise_admission_rejections_total{endpoint="chat",reason="queue_full"} 1.0'
@@ -210,18 +210,6 @@ def running(client: EngineClient) -> int:
     return client.state.models[0].running
 
 
-async def test_each_peer_gets_the_answers_to_its_own_requests() -> None:
-    async with matrix() as shared:
-        texts = [f"request number {number}" for number in range(12)]
-        clients = [shared.clients[number % 2] for number in range(12)]
-        answers = await asyncio.gather(
-            *(answer(client, request(text, text)) for client, text in zip(clients, texts, strict=True))
-        )
-        assert answers == [(text, "stop") for text in texts]
-        assert all(STEPS not in client.metrics.exposition().decode() for client in shared.clients)
-        assert STEPS in shared.supervisor.metrics.exposition().decode()
-
-
 async def test_the_requests_of_a_peer_that_is_gone_are_aborted_and_no_others() -> None:
     async with matrix() as shared:
         gone, stays = shared.clients
@@ -240,8 +228,14 @@ async def test_the_requests_of_a_peer_that_is_gone_are_aborted_and_no_others() -
 
 
 async def test_a_peer_ends_neither_the_engine_nor_the_requests_of_others() -> None:
+    """It gets the answers to its own, and the supervisor what the engine counts."""
     async with matrix() as shared:
         one, other = shared.clients
+        asked = [(shared.clients[number % 2], f"request number {number}") for number in range(12)]
+        answers = await asyncio.gather(*(answer(client, request(text, text)) for client, text in asked))
+        assert answers == [(text, "stop") for _, text in asked]
+        assert all(STEPS not in client.metrics.exposition().decode() for client in shared.clients)
+        assert STEPS in shared.supervisor.metrics.exposition().decode()
         stream = one.submit(request("mine", "!endless"))
         await anext(stream)
         for command in (Abort("mine"), Stop(), Detach("api-1")):
