@@ -66,7 +66,7 @@ def test_voice_agents(hearing_server: RunningServer, recording: Path) -> None:
     livekit = seen_by("livekit_agent.py", interpreter, hearing_server, *arguments, f"!endless {ENDLESS}.")
     pipecat = seen_by("pipecat_bot.py", interpreter, hearing_server, *arguments)
     for seen in (livekit, pipecat):
-        assert seen["pcm"]["seconds"] == SPOKEN and seen["chat"] == "What can you do?"[:12]
+        assert seen["pcm"]["seconds"] == SPOKEN
         session = seen["talked"]["session"]
         assert session["instructions"] == "Answer in a few words." and session["audio"]["output"]["voice"] == "marin"
         assert [tool["name"] for tool in session["tools"]] == ["look_up"]
