@@ -21,26 +21,20 @@ from PIL import Image
 from service.media.reference_audio import resample
 from tests.media.samples import data_url, sound
 from tests.support.processes import ROOT, ServerProcess, served
+from tests.support.rows import rows
 from tests.support.waiting import GENEROUS
 from training.voice.recogniser import Recogniser, distance, down, load, plain
 
 MODEL = "reprise/qwen2_vl"
 WORLD = ROOT / "tests/golden/world"
 ENTRIES: list[dict[str, Any]] = json.loads((WORLD / "questions.json").read_text(encoding="utf-8"))
-ONLY = "I only know simple shapes, colors, counts, charts, short printed text and simple motion."
 SHAPES = ROOT / "docs/images/shapes.png"
 SEEN = (
     "I see a large red circle at the left, a large blue square in the center and a large orange triangle at the right."
 )
 
-TURNS = (
-    ("What color is the square?", "The square is blue."),
-    ("And the triangle?", "The triangle is orange."),
-    ("How many shapes do you see?", "I see 3 shapes."),
-    ("Where is the red circle relative to the blue square?", "The red circle is left of the blue square."),
-    ("Is there a dog in the picture?", ONLY),
-    ("What shape is red? Answer in JSON.", '{"shape": "circle"}'),
-)
+TURNS = rows(__file__, "turns.jsonl")
+"""Questions about SHAPES and their answers, as one conversation."""
 MOST_WRONG = 0.08
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -122,15 +116,8 @@ def test_several_turns_about_a_picture(client: OpenAI) -> None:
         messages.append({"role": "assistant", "content": answer})
 
 
-SENTENCES = (
-    "There are three yellow stars.",
-    "I see a large blue square.",
-    "The picture shows a small red circle and a big green triangle.",
-    "My gardener found the old map behind the church.",
-    "Frank hurried across the village.",
-)
-FIRST = ("Hello", "Hello, world!", "OK", "Hi there!", "Thank you.", "Welcome.")
-"""Of what people type first."""
+SENTENCES, FIRST = rows(__file__, "sentences.jsonl")
+"""And what people type first."""
 RATE = 48_000
 MOST_MISHEARD = 0.15
 """Of the words of all texts: at the worst of seeds it is 0.05 of 120 sentences, and 0.12 of what people type first."""
@@ -205,7 +192,8 @@ def test_the_served_recogniser_hears_the_served_voice(embedded_server: ServerPro
 
 
 def test_a_streamed_answer_is_the_same_answer_and_sounds_the_same(client: OpenAI) -> None:
-    content = [shapes_part(), {"type": "text", "text": "Is there a dog in the picture?"}]
+    question, only = TURNS[4]
+    content = [shapes_part(), {"type": "text", "text": question}]
     asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0, "seed": 3}
     asked["audio"] = {"voice": "nova", "format": "pcm16", "sample_rate": 48_000, "max_len": 3}
     asked["modalities"] = ["text", "audio"]
@@ -213,7 +201,7 @@ def test_a_streamed_answer_is_the_same_answer_and_sounds_the_same(client: OpenAI
     chunks = list(client.chat.completions.create(stream=True, **asked))
     audio: list[Any] = [choice.delta.audio for chunk in chunks for choice in chunk.choices if choice.delta.audio]
     text = "".join(entry.transcript or "" for entry in audio)
-    assert text == whole.choices[0].message.audio.transcript == ONLY
+    assert text == whole.choices[0].message.audio.transcript == only
     sound = base64.b64decode("".join(entry.data or "" for entry in audio))
     before = base64.b64decode(whole.choices[0].message.audio.data)
     assert len(sound) == len(before) > 2 * 7680 * 3
@@ -228,7 +216,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
-async def test_answers_among_others_are_right(server: ServerProcess) -> None:
+async def test_answers_of_other_weights_are_right(server: ServerProcess) -> None:
     await check_answers(server)
 
 

@@ -573,11 +573,8 @@ async def test_a_session_that_cannot_begin_says_why(conversing: Conversing) -> N
 async def test_leaving_in_the_middle_leaves_nothing(conversing: Conversing, cut: bool) -> None:
     server = conversing.server
 
-    async def tasks() -> int:
-        return len(asyncio.all_tasks())
-
     def running() -> int:
-        return asyncio.run_coroutine_threadsafe(tasks(), server.loop).result(GENEROUS)
+        return len(asyncio.all_tasks(server.loop))
 
     await until(lambda: not server.context.open_sockets)
     idle = running()

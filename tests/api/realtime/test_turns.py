@@ -20,6 +20,7 @@ from tests.api.realtime.conftest import Event, add, kinds, message, refused, sai
 from tests.media.samples import tone
 from tests.media.test_voice_activity import recording
 from tests.support.fake_hearing import hearing_catalog
+from tests.support.refusals import cases
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 
@@ -147,18 +148,9 @@ async def test_fields_of_what_is_heard(talk: ClientConnection) -> None:
     assert updated["session"]["audio"]["input"]["turn_detection"]["eagerness"] == "low"
     session = {"type": "transcription"}
     assert (await refused(talk, "session.update", session=session))["param"] == "session.type"
-    for heard, field in (
-        ({"turn_detection": {"type": "server_vad", "threshold": 2}}, "turn_detection.threshold"),
-        ({"turn_detection": {"type": "semantic_vad", "eagerness": "very"}}, "turn_detection.eagerness"),
-        ({"turn_detection": {"type": "another"}}, "turn_detection.type"),
-        ({"turn_detection": {}}, "turn_detection.type"),
-        ({"transcription": {"language": "tlh"}}, "transcription.language"),
-        ({"transcription": {"prompt": 1}}, "transcription.prompt"),
-        ({"format": {"type": "audio/pcm", "rate": 8000}}, "format.rate"),
-        ({"format": {"type": "audio/opus"}}, "format.type"),
-    ):
-        session = {"type": "realtime", "audio": {"input": heard}}
-        assert (await refused(talk, "session.update", session=session))["param"] == f"session.audio.input.{field}"
+    for case in cases("heard"):
+        session = {"type": "realtime", "audio": {"input": case["input"]}}
+        assert (await refused(talk, "session.update", session=session))["param"] == case["param"]
 
 
 async def test_an_update_that_is_refused_changes_nothing(talk: ClientConnection) -> None:
