@@ -288,29 +288,14 @@ def test_what_is_no_json_of_the_schema_is_text() -> None:
 
 
 def test_what_the_grammar_of_xml_lets_through() -> None:
+    """What is required, in the order of the schema, each by its type."""
     grammar = tool_grammar(USE)
     check_grammar(grammar)
-    good = [
-        call("look", text="two\nlines </para"),
-        call("look", text="", count="3"),
-        f"Hm.\n{call('now')}",
-        call("look", text="a", any='{"b": 1}'),
-    ]
-    bad = [
-        call("look", count="3"),  # without what is required
-        call("look", text="a", count="0"),
-        call("look", text="a", count="three"),
-        call("look", text="a", unit="cm"),
-        call("look", text="a", list='[{"y": 1}]'),
-        call("look", count="3", text="a"),  # in another order than that of the schema
-        call("now", text="a"),
-        call("never"),
-        call("now").removesuffix("</tool_call>"),
-    ]
-    assert all(fits(grammar, answer) for answer in good)
-    assert not any(fits(grammar, answer) for answer in bad)
+    for name, parameters, fitting in rows(__file__, "xml_calls.jsonl"):
+        assert fits(grammar, call(name, **parameters)) == fitting, parameters
+    assert fits(grammar, f"Hm.\n{call('now')}") and not fits(grammar, call("now").removesuffix("</tool_call>"))
     forced = tool_grammar(ToolUse(USE.tools, USE.callable[1:], forced=True, several=False, format="xml"))
-    assert fits(forced, call("now")) and not fits(forced, "Hm.") and not fits(forced, good[0])
+    assert fits(forced, call("now")) and not fits(forced, "Hm.") and not fits(forced, call("look", text=""))
 
 
 def test_a_call_that_is_cut_short_is_a_beginning() -> None:

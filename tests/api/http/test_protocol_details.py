@@ -139,21 +139,14 @@ def response(server: RunningServer) -> httpx.Response:
     return httpx.get(f"{server.url}/docs")
 
 
-@pytest.fixture(scope="module")
-def page(response: httpx.Response) -> Document:
-    return Document(response.text)
-
-
-def test_nothing_is_loaded_from_anywhere(response: httpx.Response, page: Document) -> None:
+def test_nothing_is_loaded_from_anywhere_and_anchors_are_unique(response: httpx.Response) -> None:
+    page = Document(response.text)
     assert response.status_code == 200 and response.headers["content-type"].startswith("text/html")
     assert not re.search(r"https?://|url\(|@import|//[a-z]+\.", response.text)
     assert "script" not in {tag for tag, _ in page.elements}
     targets = {target for name in ("href", "src", "action", "data", "srcset") for target in page.values(name)}
     assert targets - {f"#{id}" for id in page.values("id")} == {"data:,", "openapi.json"}
     assert "default-src 'none'" in response.headers["content-security-policy"]
-
-
-def test_anchors_are_unique(page: Document) -> None:
     assert len(page.values("id")) == len(set(page.values("id")))
 
 
