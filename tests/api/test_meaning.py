@@ -20,6 +20,7 @@ from PIL import Image
 
 from service.media.reference_audio import resample
 from tests.media.samples import data_url, sound
+from tests.media.test_audio_out import by_av
 from tests.support.processes import ROOT, ServerProcess, served
 from tests.support.rows import rows
 from tests.support.waiting import GENEROUS
@@ -132,12 +133,8 @@ def recogniser() -> Recogniser:
 
 def samples(audio: bytes, response_format: str) -> np.ndarray:
     """-> float32 [n] at RATE."""
-    if response_format == "pcm":
-        return resample(np.frombuffer(audio, "<i2").astype(np.float32) / 32768, 24_000, RATE)
-    with av.open(io.BytesIO(audio)) as container:
-        resampler = av.AudioResampler(format="flt", layout="mono", rate=RATE)
-        decoded = [*container.decode(audio=0), None]
-        return np.concatenate([part.to_ndarray()[0] for frame in decoded for part in resampler.resample(frame)])
+    wave, rate = by_av(audio, response_format, 24_000)
+    return resample(wave.astype(np.float32), rate, RATE)
 
 
 def listen(recogniser: Recogniser, text: str, wave: np.ndarray) -> tuple[list[str], list[str]]:

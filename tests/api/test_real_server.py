@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
 import subprocess
@@ -18,7 +17,7 @@ from openai import OpenAI
 from benchmarks.servers.footprint import children
 from models.checkpoints.registry import family_of, resolve
 from service.hub import EMBEDDED
-from tests.media.samples import video
+from tests.media.samples import data_url, video
 from tests.support.processes import ROOT, ServerProcess, served
 from tests.support.victims import speech
 from tests.support.waiting import GENEROUS, wait
@@ -46,14 +45,12 @@ def client(server: ServerProcess) -> Iterator[OpenAI]:
         yield client
 
 
-def picture_part(path: Path = PICTURE) -> dict[str, Any]:
-    data = base64.b64encode(path.read_bytes()).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+def picture_part() -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(PICTURE.read_bytes())}}
 
 
-def video_part(frames: int = 8, rate: int = 4) -> dict[str, Any]:
-    data = base64.b64encode(video(frames=frames, rate=rate)).decode()
-    return {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{data}"}}
+def video_part() -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": data_url(video(frames=8, rate=4), "video/mp4")}}
 
 
 def text_part(text: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import http.server
 import json
 import sys
@@ -22,7 +21,7 @@ from opentelemetry.trace import StatusCode
 from websockets.sync.client import connect
 
 from service.api.tracing import Tracing, tracing_from
-from tests.media.samples import encoded, picture
+from tests.media.samples import data_url, encoded, picture
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_talker import talking_catalog
 from tests.support.processes import served
@@ -85,7 +84,7 @@ def assert_whole(spans: list[Any], *names: str) -> None:
 
 def test_a_chat_is_a_span_with_its_phases(traced: Traced) -> None:
     """In the trace of its client."""
-    url = "data:image/png;base64," + base64.b64encode(encoded(picture(16, 16), "PNG")).decode()
+    url = data_url(encoded(picture(16, 16), "PNG"))
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "hello"}]
     assert traced.chat(content, headers=SAMPLED, stream=True).status_code == 200
     spans = traced.spans()
@@ -191,7 +190,7 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 
 @pytest.mark.slow
 def test_a_real_server_sends_its_spans_to_a_collector() -> None:
-    url = "data:image/png;base64," + base64.b64encode(encoded(picture(64, 64), "PNG")).decode()
+    url = data_url(encoded(picture(64, 64), "PNG"))
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
     body = {"model": "qwen2_vl", "messages": [{"role": "user", "content": content}], "max_tokens": 4}
     with collector() as (endpoint, received):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import shutil
@@ -17,6 +16,7 @@ from filelock import FileLock
 from pydantic import BaseModel
 
 from tests.clients.conftest import seconds_of
+from tests.media.samples import data_url
 from tests.support.fake_engine import ENDLESS
 from tests.support.optional import needed
 from tests.support.processes import ROOT, ServerProcess
@@ -136,7 +136,7 @@ def scripted() -> Iterator[RunningServer]:
 @pytest.mark.parametrize("method", ["function_calling", "json_schema", "json_mode"])
 def test_structured_output_about_a_picture(embedded_server: ServerProcess, method: str) -> None:
     model = chat(embedded_server.url, "reprise/qwen2_vl").with_structured_output(Seen, method=method)
-    url = f"data:image/png;base64,{base64.b64encode(PICTURE.read_bytes()).decode()}"
+    url = data_url(PICTURE.read_bytes())
     question = {"type": "text", "text": "What shape is red? Answer in JSON."}
     seen = model.invoke([("user", [{"type": "image_url", "image_url": {"url": url}}, question])])
     assert isinstance(seen, Seen)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import av
 import httpx
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ import pytest
 from service.hub import Checkpoint
 from service.hub.catalog import Catalog, HostedModel
 from tests.media.samples import encoded, picture, video
+from tests.media.test_audio_out import by_av
 from tests.page.browser import Page, script
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_talker import talking_catalog
@@ -155,20 +154,10 @@ def test_a_text_is_heard_drawn_and_downloaded_in_every_format(page: Page, embedd
     for format in page.js("[...document.querySelectorAll('#format option')].map(({ value }) => value)"):
         page.driver.execute_script(f"document.getElementById('format').value = '{format}'")
         page.click("download")
-        samples = decode(page.downloaded(f"speech.{format}"), format)
+        samples, rate = by_av(page.downloaded(f"speech.{format}"), format, PCM_RATE)
         assert np.abs(samples).max() > SILENCE
-        assert len(samples) / PCM_RATE == pytest.approx(played["seconds"], abs=0.2)  # codecs pad their frames
+        assert len(samples) / rate == pytest.approx(played["seconds"], abs=0.2)  # codecs pad their frames
         page.wait_for("!document.getElementById('download').disabled")
-
-
-def decode(data: bytes, format: str) -> np.ndarray:
-    """Float samples, mono at PCM_RATE."""
-    if format == "pcm":
-        return np.frombuffer(data, "<i2") / 32768
-    with av.open(io.BytesIO(data)) as container:
-        resampler = av.AudioResampler("flt", "mono", PCM_RATE)
-        frames = [part for frame in container.decode(audio=0) for part in resampler.resample(frame)]
-    return np.concatenate([frame.to_ndarray()[0] for frame in frames])
 
 
 def test_a_voice_is_cloned_from_the_microphone_with_consent(page: Page, embedded_server: ServerProcess) -> None:
