@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +97,12 @@ async def test_closing_a_stream_aborts_the_work() -> None:
 
 
 async def test_a_failed_request_raises_and_the_others_go_on() -> None:
+    """What the engine turns away is counted."""
     async with running_client() as client:
+        with pytest.raises(EngineError):
+            await answer(client, request("full", "!full"))
+        line = 'reprise_admission_rejections_total{endpoint="chat",reason="queue_full"} 1.0'
+        assert line in client.metrics.exposition().decode()
         other = asyncio.create_task(answer(client, request("other", "!slow but sure")))
         with pytest.raises(EngineError) as failure:
             await answer(client, request("bad", "!fail"))
@@ -158,34 +162,20 @@ async def test_what_waits_for_a_slow_reader_comes_together() -> None:
     assert [delta.token_ids async for delta in stream] == [(1, 2, 3)]
 
 
-async def test_what_the_engine_turns_away_is_counted() -> None:
-    async with running_client() as client:
-        with pytest.raises(EngineError):
-            await answer(client, request("full", "!full"))
-        line = 'reprise_admission_rejections_total{endpoint="chat",reason="queue_full"} 1.0'
-        assert line in client.metrics.exposition().decode()
-
-
 # Several peers of one engine: each hears of its own requests, and none of them ends another's.
 
 STEPS = 'reprise_steps_total{kind="decode",model="tiny",reason="captured",route="replay"}'
 
 
-@dataclass
-class Matrix:
-    """Two clients of one engine, as two API processes have them, and the client that supervises it."""
-
-    supervisor: EngineClient
-    clients: list[EngineClient]
-
-    async def wait_ready(self) -> None:
-        async with asyncio.timeout(GENEROUS):
-            for client in (self.supervisor, *self.clients):
-                await client.wait_ready()
+async def all_ready(*clients: EngineClient) -> None:
+    async with asyncio.timeout(GENEROUS):
+        for client in clients:
+            await client.wait_ready()
 
 
 @asynccontextmanager
-async def matrix() -> AsyncIterator[Matrix]:
+async def peers() -> AsyncIterator[tuple[EngineClient, EngineClient, EngineClient]]:
+    """The client that supervises an engine, and two more, as two API processes have them."""
     clients = {peer: EngineClient(None, Metrics({"tiny": "chat"})) for peer in ("api-1", "api-2")}
     attaching = []
 
@@ -195,13 +185,13 @@ async def matrix() -> AsyncIterator[Matrix]:
             attaching.append(asyncio.ensure_future(client.attach(link)))
 
     supervisor = EngineClient(lambda: ProcessLink(CONFIG, FAKE, announce=announce), Metrics({"tiny": "chat"}))
-    made = Matrix(supervisor, [*clients.values()])
+    one, other = clients.values()
     supervisor.start()
     try:
-        await made.wait_ready()
-        yield made
+        await all_ready(supervisor, one, other)
+        yield supervisor, one, other
     finally:
-        for each in (*made.clients, supervisor):
+        for each in (one, other, supervisor):
             await each.stop()
 
 
@@ -211,31 +201,29 @@ def running(client: EngineClient) -> int:
 
 
 async def test_the_requests_of_a_peer_that_is_gone_are_aborted_and_no_others() -> None:
-    async with matrix() as shared:
-        gone, stays = shared.clients
+    async with peers() as (supervisor, gone, stays):
         lost = [gone.submit(request(f"lost-{number}", "!endless")) for number in range(2)]
         kept = stays.submit(request("kept", "!endless"))
         await asyncio.gather(*(anext(stream) for stream in (*lost, kept)))
-        await until(lambda: running(shared.supervisor) == 3, what="all three run")
-        shared.supervisor.send(Detach("api-1"))
-        await until(lambda: running(shared.supervisor) == 1, what="one is left")
+        await until(lambda: running(supervisor) == 3, what="all three run")
+        supervisor.send(Detach("api-1"))
+        await until(lambda: running(supervisor) == 1, what="one is left")
         assert await anext(kept)
         late = gone.submit(request("late", "late"))  # sent before the news of its end, and read behind it
         assert await answer(stays, request("after", "after")) == ("after", "stop")
         assert not late.ended
         await kept.aclose()
-        await until(lambda: running(shared.supervisor) == 0, what="none is left")
+        await until(lambda: running(supervisor) == 0, what="none is left")
 
 
 async def test_a_peer_ends_neither_the_engine_nor_the_requests_of_others() -> None:
     """It gets the answers to its own, and the supervisor what the engine counts."""
-    async with matrix() as shared:
-        one, other = shared.clients
-        asked = [(shared.clients[number % 2], f"request number {number}") for number in range(12)]
+    async with peers() as (supervisor, one, other):
+        asked = [((one, other)[number % 2], f"request number {number}") for number in range(12)]
         answers = await asyncio.gather(*(answer(client, request(text, text)) for client, text in asked))
         assert answers == [(text, "stop") for _, text in asked]
-        assert all(STEPS not in client.metrics.exposition().decode() for client in shared.clients)
-        assert STEPS in shared.supervisor.metrics.exposition().decode()
+        assert all(STEPS not in client.metrics.exposition().decode() for client in (one, other))
+        assert STEPS in supervisor.metrics.exposition().decode()
         stream = one.submit(request("mine", "!endless"))
         await anext(stream)
         for command in (Abort("mine"), Stop(), Detach("api-1")):
@@ -243,24 +231,24 @@ async def test_a_peer_ends_neither_the_engine_nor_the_requests_of_others() -> No
         assert await answer(other, request("after", "after")) == ("after", "stop")
         assert await anext(stream)
         await other.stop()
-        assert await anext(stream) and shared.supervisor.ready
+        assert await anext(stream) and supervisor.ready
         await stream.aclose()
 
 
 async def test_a_crash_is_noticed_by_all_and_all_come_back() -> None:
-    async with matrix() as shared:
-        waiting = [asyncio.create_task(answer(client, request(f"{client}", "!silent"))) for client in shared.clients]
-        await until(lambda: running(shared.supervisor) == 2, what="both run")
+    async with peers() as (supervisor, *clients):
+        waiting = [asyncio.create_task(answer(client, request(f"{client}", "!silent"))) for client in clients]
+        await until(lambda: running(supervisor) == 2, what="both run")
         with pytest.raises(EngineError) as failure:
-            await answer(shared.clients[0], request("crash", "!crash please"))
+            await answer(clients[0], request("crash", "!crash please"))
         assert failure.value.status == 503 and failure.value.retry_after
         for waiter in waiting:
             with pytest.raises(EngineError, match="engine stopped"):
                 await waiter
-        await until(lambda: all(client.phase == "down" or client.ready for client in shared.clients), what="noticed")
+        await until(lambda: all(client.phase == "down" or client.ready for client in clients), what="noticed")
         with pytest.raises(EngineError, match="not ready"):
-            shared.supervisor.submit(request("early", "hello"))
-        await shared.wait_ready()
-        for number, client in enumerate(shared.clients):
+            supervisor.submit(request("early", "hello"))
+        await all_ready(supervisor, *clients)
+        for number, client in enumerate(clients):
             assert await answer(client, request(f"again-{number}", "hello")) == ("hello", "stop")
-        assert shared.supervisor.restarts == 1
+        assert supervisor.restarts == 1

@@ -39,12 +39,6 @@ def server(home: Path) -> Iterator[ServerProcess]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT) as client:
-        yield client
-
-
 def picture_part() -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": data_url(PICTURE.read_bytes())}}
 

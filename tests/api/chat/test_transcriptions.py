@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from openai import BadRequestError, NotFoundError, OpenAI, omit
+from openai import BadRequestError, OpenAI, omit
 from openai.types.audio import TranscriptionVerbose
 
 from models.interfaces.processor import AlignedWord
@@ -21,7 +21,6 @@ from service.media.messages import MIB
 from tests.media.samples import sound, tone
 from tests.models.qwen3_asr import golden
 from tests.support import miniature
-from tests.support.fake_chat import fake_catalog
 from tests.support.fake_hearing import hearing_catalog
 from tests.support.openai_chat import openai_client
 from tests.support.refusals import cases as refused_cases
@@ -38,12 +37,6 @@ LONG_TEXT = "25.00 s. 25.00 s. 15.00 s."
 def server() -> Iterator[RunningServer]:
     with running_server(hearing_catalog(), max_body="8M") as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: RunningServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def hear(client: OpenAI, audio: bytes = SHORT, **fields: Any) -> Any:
@@ -194,14 +187,6 @@ def test_cards_and_metrics(server: RunningServer, client: OpenAI) -> None:
     assert 'reprise_audio_heard_seconds_total{model="ears"}' in page
     assert 'reprise_prompt_tokens_total{kind="audio",model="ears"}' in page
     assert 'reprise_media_rejections_total{kind="audio",reason="refused"}' in page
-
-
-def test_without_a_model_that_hears(client: OpenAI) -> None:
-    with running_server(fake_catalog()) as deaf, OpenAI(base_url=f"{deaf.url}/v1", api_key="none") as asking:
-        with pytest.raises(NotFoundError, match="no speech recognition"):
-            hear(asking)
-        with pytest.raises(NotFoundError, match="no speech recognition"):
-            asking.audio.translations.create(model="whisper-1", file=("a.wav", SHORT))
 
 
 def test_words_have_times_where_an_aligner_is_hosted() -> None:

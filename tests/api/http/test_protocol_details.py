@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 from typing import Any
 
 import httpx
@@ -94,10 +95,10 @@ def test_a_field_that_nothing_reads_is_logged_once(server: RunningServer, caplog
     ]
 
 
-@pytest.mark.parametrize("name", ["transcriptions", "translations"])
-def test_who_asks_for_recognition_is_told_that_there_is_none(server: RunningServer, name: str) -> None:
-    url = f"{server.url}/v1/audio/{name}"
-    for answer in (httpx.post(url, files={"file": b"RIFF" * 99_999}, data={"model": "whisper-1"}), httpx.post(url)):
+def test_who_asks_for_recognition_is_told_that_there_is_none(server: RunningServer) -> None:
+    form: dict[str, Any] = {"files": {"file": b"RIFF" * 99_999}, "data": {"model": "whisper-1"}}
+    for name, asked in product(("transcriptions", "translations"), (form, {})):
+        answer = httpx.post(f"{server.url}/v1/audio/{name}", **asked)
         assert answer.status_code == 404 and answer.json()["error"]["code"] == "no_speech_recognition"
 
 
@@ -109,21 +110,17 @@ def test_models_say_what_they_take(server: RunningServer) -> None:
     assert [card["architecture"] for card in cards] == [taken, taken]
 
 
-def speakers(*names: str) -> list[HostedModel]:
-    template = fake_catalog().models[0]
-    return [HostedModel((name,), "speech", template.checkpoint, None, 1) for name in names]
-
-
 def test_clients_made_for_openai_find_the_only_speech_model() -> None:
     chat = fake_catalog().models[0]
+
+    def found(name: str, *speakers: str) -> str | None:
+        hosted = [HostedModel((one,), "speech", chat.checkpoint, None, 1) for one in speakers]
+        model = Catalog([chat, *hosted]).get(name)
+        return model and model.name
+
     for name in ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15"):
-        catalog = Catalog([chat, *speakers("voice")])
-        found = catalog.get(name)
-        assert found is not None and found.name == "voice"
-        assert Catalog([chat, *speakers("one", "two")]).get(name) is None
-        assert Catalog([chat]).get(name) is None
-    named = Catalog([chat, *speakers("tts-1", "other")]).get("tts-1")
-    assert named is not None and named.name == "tts-1"
+        assert [found(name, *speakers) for speakers in (["voice"], ["one", "two"], [])] == ["voice", None, None]
+    assert found("tts-1", "tts-1", "other") == "tts-1"
 
 
 def test_null_means_left_out(server: RunningServer) -> None:

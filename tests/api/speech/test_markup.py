@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -52,20 +54,7 @@ def test_time_is_linear(unit: str) -> None:
     assert is_linear(lambda size: clean_text(strip_markup(unit * (size // len(unit)))), 30_000)
 
 
-MARKDOWN = """Here is **a list**, as asked:
-- one thing, really
-- *two* things
-
-# A heading
-Some text, with `a, b` code and snake_case.
-```py
-x = f(1, 2)  # 3 < 4
-```
-And this is [a link, see](http://a.b/c_(d)), <b>bold</b>.
-
----
-> 你好，**世界**！ <!-- not - this --> ![picture](x.png)The end 😀.
-"""
+MARKDOWN = Path(__file__).with_name("written.md").read_text("utf-8")
 PIECES = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 SIGNS = [
     *"** * _ ` ``` [ ] ]( ) ( ![ < <b> </ > <!-- --> --- === == = | \\ $ & ; { }".split(),  # noqa: SIM905

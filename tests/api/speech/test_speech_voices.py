@@ -39,6 +39,7 @@ from service.voices import (
 from tests.api.speech.conftest import clip
 from tests.support.fake_engine import ENDLESS, FakeEngine
 from tests.support.fake_talker import talking_catalog
+from tests.support.rows import rows
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 
@@ -431,28 +432,14 @@ def test_an_upload_ends_with_its_client_and_with_its_time(tmp_path: Path) -> Non
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
 
 
-DISGUISES = {
-    "ſage": "sage",  # the long s
-    "aſh": "ash",
-    "ſhimmer": "shimmer",
-    "verſe": "verse",
-    "SAGE": "sage",
-    "ＮＯＶＡ": "nova",  # full width
-    "ﬁle": "file",  # a ligature
-    "Default": "default",
-    "dеfault": "dеfault",  # a Cyrillic letter is another one
-}
-
-
 def test_names_and_their_keys() -> None:
-    for name, key in DISGUISES.items():
+    """Rows: keys of names in disguise; names; and what is none, since marks would make another name of one."""
+    keys, names, none = rows(__file__, "names.jsonl")
+    for name, key in keys.items():
         assert name_key(name) == key == name_key(key)
-    for name in (DEFAULT_VOICE, *OPENAI_VOICES):
-        assert name_key(name) == name
-    for name in ("हिन्दी आवाज़", "เสียงของฉัน", "தமிழ்", "José", "ẹ́kọ", "日本", "a_b"):
-        assert is_name(unicodedata.normalize("NFC", name)), name
-    signs = ("nova\ufe0f", "日\ufe0f", "no\u034fva", "nova\u0336", "\u0301a", "ह" + "\u0941" * 64, "a\u200db", "")
-    assert not any(map(is_name, signs)), "marks would make another name of one"
+    assert all(name_key(name) == name for name in (DEFAULT_VOICE, *OPENAI_VOICES))
+    assert [name for name in names if not is_name(unicodedata.normalize("NFC", name))] == []
+    assert [name for name in (*none, "ह" + "\u0941" * 64) if is_name(name)] == []
 
 
 def test_built_in_voices_are_found_first_and_keep_their_names(tmp_path: Path) -> None:

@@ -251,20 +251,10 @@ def test_a_stream_has_the_bytes_of_the_whole_file(talking: RunningServer, name: 
         assert streamed.content == whole.content
 
 
-RATES: list[tuple[dict[str, Any], int, int]] = [
-    ({"response_format": "pcm"}, 24_000, 16),
-    ({"response_format": "pcm", "sample_rate": 48_000}, 48_000, 16),
-    ({"response_format": "pcm", "sample_rate": 16_000}, 16_000, 16),
-    ({"response_format": "ulaw"}, 8_000, 8),
-    ({"response_format": "alaw", "stream": False}, 8_000, 8),
-    *(({"response_format": name}, 48_000, 16) for name in ("wav", "flac", "mp3", "opus", "aac")),
-]
-
-
 def test_rates_of_the_formats(talking: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients made for OpenAI play pcm at 24 kHz; they do not read the headers."""
     monkeypatch.setattr(talking.context, "pcm_rate", OPENAI_PCM_RATE)
-    for fields, rate, bits in RATES:
+    for fields, rate, bits in rows(__file__, "rates.jsonl"):
         answer = speak(talking, **fields)
         headers = answer.headers
         assert (headers["x-sample-rate"], headers["x-bits-per-sample"]) == (str(rate), str(bits)), fields
