@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -132,18 +131,6 @@ async def test_an_engine_that_was_ready_is_tried_again_whatever_ended_it() -> No
     assert client.restarts == 2
     assert await answer(client, request("again", "hello")) == ("hello", "stop")
     await client.stop()
-
-
-async def test_stop_leaves_no_process_and_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    async with running_client(process_link) as client:
-        (directory,) = tmp_path.iterdir()
-        assert directory.stat().st_mode & 0o777 == 0o700
-        link = client._link
-        assert isinstance(link, ProcessLink) and link.begun is not None
-        process = link.begun.process
-    assert process.returncode == 0
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_chat_deltas_merge_into_one() -> None:

@@ -170,7 +170,8 @@ def test_the_api_process_needs_no_torch() -> None:
 
 
 def test_it_speaks_and_ends_without_a_trace(server: ServerProcess, home: Path) -> None:
-    family = children(server.process.pid)
+    family, links = children(server.process.pid), list(home.glob("reprise-*"))
+    assert links and all(link.stat().st_mode & 0o777 == 0o700 for link in links)
     spoken = httpx.post(f"{server.url}/v1/audio/speech", json=speech(model="reprise/voxcpm2"), timeout=TIMEOUT)
     assert spoken.status_code == 200
     assert server.stop() == 0
