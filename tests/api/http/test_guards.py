@@ -25,6 +25,7 @@ from service.link.messages import SpeechDelta
 from tests.api.http.raw import parse, read_to_end, send
 from tests.support.fake_engine import FakeEngine, Speech
 from tests.support.fake_talker import talking_catalog
+from tests.support.rows import rows
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, until, wait
 
@@ -162,34 +163,15 @@ def answered(rule: HostRule, host: str) -> bool:
     return True
 
 
-LOOPBACK = ("localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1:8000", "127.9.8.7", "[::1]:8000", "[::1]")
-FOREIGN = (
-    *("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "[evil]:1", "a:b:c"),
-)
-ADDRESSES = ("192.168.1.5:8000", "[fe80::1]:8000", "8.8.8.8")
-
-
-@pytest.mark.parametrize(
-    ("bound", "allowed", "keyed", "yes", "no"),
-    [
-        ("127.0.0.1", (), False, LOOPBACK, (*FOREIGN, *ADDRESSES)),
-        ("::1", (), False, LOOPBACK, (*FOREIGN, *ADDRESSES)),
-        ("localhost", (), False, LOOPBACK, (*FOREIGN, *ADDRESSES)),
-        ("192.168.1.5", (), False, (*LOOPBACK, "192.168.1.5:8000"), (*FOREIGN, "8.8.8.8")),
-        ("gpu.lan", (), False, (*LOOPBACK, "GPU.lan:8000"), (*FOREIGN, *ADDRESSES)),
-        ("0.0.0.0", (), False, (*LOOPBACK, *ADDRESSES), FOREIGN),
-        ("::", (), False, (*LOOPBACK, *ADDRESSES), FOREIGN),
-        ("127.0.0.1", ("app.example", "B.example:1"), False, (*LOOPBACK, "app.example:80", "b.example"), FOREIGN),
-        ("127.0.0.1", ("*",), False, (*LOOPBACK, *FOREIGN, *ADDRESSES), ()),
-        ("0.0.0.0", (), True, (*LOOPBACK, *FOREIGN, *ADDRESSES), ()),
-        ("0.0.0.0", ("app.example",), True, (*LOOPBACK, *ADDRESSES, "app.example"), FOREIGN),
-    ],
-)
-def test_the_rule(bound: str, allowed: tuple[str, ...], keyed: bool, yes: tuple[str, ...], no: tuple[str, ...]) -> None:
-    rule = HostRule(bound, allowed, keyed=keyed)
-    assert [host for host in yes if not answered(rule, host)] == []
-    assert [host for host in no if answered(rule, host)] == []
-    rule.check(Headers({}))
+def test_the_rule() -> None:
+    """Rows: hosts by group, then what a server is bound to, and the groups and hosts that it answers and refuses."""
+    groups, *cases = rows(__file__, "hosts.jsonl")
+    for case in cases:
+        rule = HostRule(case["bound"], tuple(case.get("allowed", ())), keyed=case.get("keyed", False))
+        for told, expected in (("answered", True), ("refused", False)):
+            hosts = [host for name in case[told] for host in groups.get(name, [name])]
+            assert [host for host in hosts if answered(rule, host) != expected] == [], case
+        rule.check(Headers({}))
 
 
 def test_a_page_that_rebinds_its_name_reads_nothing_and_opens_no_socket(server: RunningServer) -> None:

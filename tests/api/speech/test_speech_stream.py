@@ -91,6 +91,8 @@ def post(server: RunningServer, text: str) -> bytes:
 
 async def test_text_in_pieces_sounds_as_one_post_of_the_whole(speaking: RunningServer) -> None:
     async with session(speaking) as socket:
+        # To compress a picture of megabytes in an event would hold the event loop, and with it all sound, for long.
+        assert not socket.protocol.extensions
         await tell(socket, "session.config", **config())
         await write(socket, TEXT, 1)
         received = await heard(socket)
@@ -249,9 +251,3 @@ async def freed(server: RunningServer) -> None:
     await asyncio.to_thread(server.wait_idle)
     state = lambda: server.context.engine.state  # noqa: E731
     await until(lambda: state() is None or not state().models[0].running, what="no stream is left")
-
-
-async def test_messages_are_not_compressed(speaking: RunningServer) -> None:
-    """A picture of megabytes in an event would hold the event loop, and with it all sound, for half a second."""
-    async with session(speaking) as socket:
-        assert not socket.protocol.extensions

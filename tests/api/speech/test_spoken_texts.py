@@ -365,7 +365,7 @@ def test_an_answer_has_its_pauses_and_its_lexicon(talking: RunningServer, talker
     assert int((samples == 0).sum()) == 2 * rate
     assert "unspoken" not in audio
     assert answered(talking, "Hello 世界, 世 5.")["unspoken"] == "世界"
-    data = base64.b64decode(answered(talking, "One.", sample_rate=24_000)["data"])
+    data = base64.b64decode(answered(talking, "One.", format="flac", sample_rate=24_000)["data"])
     assert soundfile.info(io.BytesIO(data)).frames == PATCH // 2, "a whole file says how long it is"
 
 
