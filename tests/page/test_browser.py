@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 
-from service.hub import Checkpoint
-from service.hub.catalog import Catalog, HostedModel
 from tests.media.samples import encoded, picture, video
 from tests.media.test_audio_out import by_av
 from tests.page.browser import Page, script
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_talker import talking_catalog
 from tests.support.processes import ROOT, ServerProcess, served
-from tests.support.servers import RunningServer, running_server
+from tests.support.servers import running_server
 from tests.support.waiting import GENEROUS, wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -102,23 +98,9 @@ def test_an_answer_is_spoken_while_it_is_written_and_read_again(page: Page, embe
     assert heard(page)["seconds"] > before and "aloud: first audio" in page.facts()
 
 
-@pytest.fixture
-def talker() -> FakeEngine:
-    return FakeEngine()
-
-
-@contextmanager
-def talking_server(talker: FakeEngine, chats: Sequence[str] = ()) -> Iterator[RunningServer]:
-    """A server that answers with the question and says 0.1 s for each segment. chats: further models that answer."""
-    hosted = talking_catalog().models
-    more = [HostedModel((name,), "chat", Checkpoint(name, Path("/", name)), hosted[0].load, 1) for name in chats]
-    catalog = Catalog([*hosted, *more])
-    with running_server(catalog, engine=talker.serve, fixed_voices="off") as server:
-        yield server
-
-
-def test_sound_begins_before_the_text_ends_and_both_are_stopped(page: Page, talker: FakeEngine) -> None:
-    with page.visiting(talking_server(talker)) as server:
+def test_sound_begins_before_the_text_ends_and_both_are_stopped(page: Page) -> None:
+    talker = FakeEngine()  # answers with the question and says 0.1 s for each segment
+    with page.visiting(running_server(talking_catalog(), engine=talker.serve, fixed_voices="off")) as server:
         page.open(server.url)
         page.click("aloud")
         page.type("question", "!endless and it is heard from the first sentence on. \n")

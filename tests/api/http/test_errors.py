@@ -27,10 +27,6 @@ from tests.support.servers import RunningServer
 USER = {"role": "user", "content": "hi"}
 
 
-def parts(*content: Any, role: str = "user") -> dict[str, Any]:
-    return {"messages": [{"role": role, "content": list(content)}]}
-
-
 def post(server: RunningServer, body: Any, **options: Any) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return httpx.post(f"{server.url}/v1/chat/completions", content=content, **options)
@@ -73,8 +69,9 @@ def test_errors_do_not_echo_the_input(server: RunningServer) -> None:
 
 
 def test_an_option_that_the_template_has_not_is_named_beside_a_picture(server: RunningServer) -> None:
-    body = parts({"type": "image_url", "image_url": {"url": picture()}}) | {"model": "tiny"}
-    body["chat_template_kwargs"] = {"add_vision_id": True}
+    content = [{"type": "image_url", "image_url": {"url": picture()}}]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+    body |= {"chat_template_kwargs": {"add_vision_id": True}}
     assert assert_error(post(server, body), 400)["param"] == "chat_template_kwargs.add_vision_id"
 
 
