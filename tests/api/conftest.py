@@ -24,7 +24,7 @@ def server() -> Iterator[RunningServer]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(server: RunningServer) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client

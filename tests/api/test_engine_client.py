@@ -7,8 +7,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,15 +37,17 @@ FAKE = "tests.support.fake_engine:serve"
 CONFIG = EngineConfig((ModelConfig("tiny", "/nowhere"),))
 
 
-def links(kind: str, config: EngineConfig = CONFIG) -> Callable[[], EngineLink]:
-    if kind == "process":
-        return lambda: ProcessLink(config, FAKE)
-    return lambda: InlineLink(config, fake_engine.serve)
+def process_link(path: str = "/nowhere") -> EngineLink:
+    return ProcessLink(EngineConfig((ModelConfig("tiny", path),)), FAKE)
+
+
+def inline_link() -> EngineLink:
+    return InlineLink(CONFIG, fake_engine.serve)
 
 
 @asynccontextmanager
-async def running_client(kind: str, **settings: float) -> AsyncIterator[EngineClient]:
-    client = EngineClient(links(kind), Metrics(), **settings)
+async def running_client(link: Callable[[], EngineLink] = inline_link) -> AsyncIterator[EngineClient]:
+    client = EngineClient(link, Metrics())
     client.start()
     try:
         async with asyncio.timeout(GENEROUS):
@@ -72,9 +72,9 @@ async def answer(client: EngineClient, asked: ChatRequest) -> tuple[str, str | N
     return text.decode(), finish
 
 
-@pytest.mark.parametrize("kind", ["inline", "process"])
-async def test_many_requests_at_once(kind: str) -> None:
-    async with running_client(kind) as client:
+@pytest.mark.parametrize("link", [inline_link, process_link])
+async def test_many_requests_at_once(link: Callable[[], EngineLink]) -> None:
+    async with running_client(link) as client:
         texts = [f"request number {n}" for n in range(12)]
         answers = await asyncio.gather(*(answer(client, request(f"r{n}", text)) for n, text in enumerate(texts)))
         assert answers == [(text, "stop") for text in texts]
@@ -87,7 +87,7 @@ async def test_many_requests_at_once(kind: str) -> None:
 
 
 async def test_closing_a_stream_aborts_the_work() -> None:
-    async with running_client("inline") as client:
+    async with running_client() as client:
         async with aclosing(client.submit(request("r", "!endless", max_tokens=10**6))) as deltas:
             await anext(deltas)
             assert len(client.requests) == 1
@@ -96,7 +96,12 @@ async def test_closing_a_stream_aborts_the_work() -> None:
 
 
 async def test_a_failed_request_raises_and_the_others_go_on() -> None:
-    async with running_client("inline") as client:
+    """What the engine turns away is counted."""
+    async with running_client() as client:
+        with pytest.raises(EngineError):
+            await answer(client, request("full", "!full"))
+        line = 'reprise_admission_rejections_total{endpoint="chat",reason="queue_full"} 1.0'
+        assert line in client.metrics.exposition().decode()
         other = asyncio.create_task(answer(client, request("other", "!slow but sure")))
         with pytest.raises(EngineError) as failure:
             await answer(client, request("bad", "!fail"))
@@ -105,8 +110,7 @@ async def test_a_failed_request_raises_and_the_others_go_on() -> None:
 
 
 async def test_an_engine_that_cannot_start_is_not_tried_for_ever() -> None:
-    config = EngineConfig((ModelConfig("tiny", "/broken"),))
-    client = EngineClient(links("process", config), Metrics())
+    client = EngineClient(lambda: process_link("/broken"), Metrics())
     client.start()
     with pytest.raises(EngineError, match="exit status 1"):
         await client.wait_ready()
@@ -116,9 +120,8 @@ async def test_an_engine_that_cannot_start_is_not_tried_for_ever() -> None:
 
 async def test_an_engine_that_was_ready_is_tried_again_whatever_ended_it() -> None:
     """Memory that a dead process still holds, a disk that is away for a moment: the next start may succeed."""
-    good, broken = links("process"), links("process", EngineConfig((ModelConfig("tiny", "/unfit"),)))
-    lives = iter([good, broken, good])
-    client = EngineClient(lambda: next(lives)(), Metrics())
+    lives = iter(["/nowhere", "/unfit", "/nowhere"])
+    client = EngineClient(lambda: process_link(next(lives)), Metrics())
     client.start()
     async with asyncio.timeout(2 * GENEROUS):
         await client.wait_ready()
@@ -128,18 +131,6 @@ async def test_an_engine_that_was_ready_is_tried_again_whatever_ended_it() -> No
     assert client.restarts == 2
     assert await answer(client, request("again", "hello")) == ("hello", "stop")
     await client.stop()
-
-
-async def test_stop_leaves_no_process_and_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    async with running_client("process") as client:
-        (directory,) = tmp_path.iterdir()
-        assert directory.stat().st_mode & 0o777 == 0o700
-        link = client._link
-        assert isinstance(link, ProcessLink) and link.begun is not None
-        process = link.begun.process
-    assert process.returncode == 0
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_chat_deltas_merge_into_one() -> None:
@@ -158,34 +149,20 @@ async def test_what_waits_for_a_slow_reader_comes_together() -> None:
     assert [delta.token_ids async for delta in stream] == [(1, 2, 3)]
 
 
-async def test_what_the_engine_turns_away_is_counted() -> None:
-    async with running_client("inline") as client:
-        with pytest.raises(EngineError):
-            await answer(client, request("full", "!full"))
-        line = 'reprise_admission_rejections_total{endpoint="chat",reason="queue_full"} 1.0'
-        assert line in client.metrics.exposition().decode()
-
-
 # Several peers of one engine: each hears of its own requests, and none of them ends another's.
 
 STEPS = 'reprise_steps_total{kind="decode",model="tiny",reason="captured",route="replay"}'
 
 
-@dataclass
-class Matrix:
-    """Two clients of one engine, as two API processes have them, and the client that supervises it."""
-
-    supervisor: EngineClient
-    clients: list[EngineClient]
-
-    async def wait_ready(self) -> None:
-        async with asyncio.timeout(GENEROUS):
-            for client in (self.supervisor, *self.clients):
-                await client.wait_ready()
+async def all_ready(*clients: EngineClient) -> None:
+    async with asyncio.timeout(GENEROUS):
+        for client in clients:
+            await client.wait_ready()
 
 
 @asynccontextmanager
-async def matrix() -> AsyncIterator[Matrix]:
+async def peers() -> AsyncIterator[tuple[EngineClient, EngineClient, EngineClient]]:
+    """The client that supervises an engine, and two more, as two API processes have them."""
     clients = {peer: EngineClient(None, Metrics({"tiny": "chat"})) for peer in ("api-1", "api-2")}
     attaching = []
 
@@ -195,13 +172,13 @@ async def matrix() -> AsyncIterator[Matrix]:
             attaching.append(asyncio.ensure_future(client.attach(link)))
 
     supervisor = EngineClient(lambda: ProcessLink(CONFIG, FAKE, announce=announce), Metrics({"tiny": "chat"}))
-    made = Matrix(supervisor, [*clients.values()])
+    one, other = clients.values()
     supervisor.start()
     try:
-        await made.wait_ready()
-        yield made
+        await all_ready(supervisor, one, other)
+        yield supervisor, one, other
     finally:
-        for each in (*made.clients, supervisor):
+        for each in (one, other, supervisor):
             await each.stop()
 
 
@@ -210,38 +187,30 @@ def running(client: EngineClient) -> int:
     return client.state.models[0].running
 
 
-async def test_each_peer_gets_the_answers_to_its_own_requests() -> None:
-    async with matrix() as shared:
-        texts = [f"request number {number}" for number in range(12)]
-        clients = [shared.clients[number % 2] for number in range(12)]
-        answers = await asyncio.gather(
-            *(answer(client, request(text, text)) for client, text in zip(clients, texts, strict=True))
-        )
-        assert answers == [(text, "stop") for text in texts]
-        assert all(STEPS not in client.metrics.exposition().decode() for client in shared.clients)
-        assert STEPS in shared.supervisor.metrics.exposition().decode()
-
-
 async def test_the_requests_of_a_peer_that_is_gone_are_aborted_and_no_others() -> None:
-    async with matrix() as shared:
-        gone, stays = shared.clients
+    async with peers() as (supervisor, gone, stays):
         lost = [gone.submit(request(f"lost-{number}", "!endless")) for number in range(2)]
         kept = stays.submit(request("kept", "!endless"))
         await asyncio.gather(*(anext(stream) for stream in (*lost, kept)))
-        await until(lambda: running(shared.supervisor) == 3, what="all three run")
-        shared.supervisor.send(Detach("api-1"))
-        await until(lambda: running(shared.supervisor) == 1, what="one is left")
+        await until(lambda: running(supervisor) == 3, what="all three run")
+        supervisor.send(Detach("api-1"))
+        await until(lambda: running(supervisor) == 1, what="one is left")
         assert await anext(kept)
         late = gone.submit(request("late", "late"))  # sent before the news of its end, and read behind it
         assert await answer(stays, request("after", "after")) == ("after", "stop")
         assert not late.ended
         await kept.aclose()
-        await until(lambda: running(shared.supervisor) == 0, what="none is left")
+        await until(lambda: running(supervisor) == 0, what="none is left")
 
 
 async def test_a_peer_ends_neither_the_engine_nor_the_requests_of_others() -> None:
-    async with matrix() as shared:
-        one, other = shared.clients
+    """It gets the answers to its own, and the supervisor what the engine counts."""
+    async with peers() as (supervisor, one, other):
+        asked = [((one, other)[number % 2], f"request number {number}") for number in range(12)]
+        answers = await asyncio.gather(*(answer(client, request(text, text)) for client, text in asked))
+        assert answers == [(text, "stop") for _, text in asked]
+        assert all(STEPS not in client.metrics.exposition().decode() for client in (one, other))
+        assert STEPS in supervisor.metrics.exposition().decode()
         stream = one.submit(request("mine", "!endless"))
         await anext(stream)
         for command in (Abort("mine"), Stop(), Detach("api-1")):
@@ -249,24 +218,24 @@ async def test_a_peer_ends_neither_the_engine_nor_the_requests_of_others() -> No
         assert await answer(other, request("after", "after")) == ("after", "stop")
         assert await anext(stream)
         await other.stop()
-        assert await anext(stream) and shared.supervisor.ready
+        assert await anext(stream) and supervisor.ready
         await stream.aclose()
 
 
 async def test_a_crash_is_noticed_by_all_and_all_come_back() -> None:
-    async with matrix() as shared:
-        waiting = [asyncio.create_task(answer(client, request(f"{client}", "!silent"))) for client in shared.clients]
-        await until(lambda: running(shared.supervisor) == 2, what="both run")
+    async with peers() as (supervisor, *clients):
+        waiting = [asyncio.create_task(answer(client, request(f"{client}", "!silent"))) for client in clients]
+        await until(lambda: running(supervisor) == 2, what="both run")
         with pytest.raises(EngineError) as failure:
-            await answer(shared.clients[0], request("crash", "!crash please"))
+            await answer(clients[0], request("crash", "!crash please"))
         assert failure.value.status == 503 and failure.value.retry_after
         for waiter in waiting:
             with pytest.raises(EngineError, match="engine stopped"):
                 await waiter
-        await until(lambda: all(client.phase == "down" or client.ready for client in shared.clients), what="noticed")
+        await until(lambda: all(client.phase == "down" or client.ready for client in clients), what="noticed")
         with pytest.raises(EngineError, match="not ready"):
-            shared.supervisor.submit(request("early", "hello"))
-        await shared.wait_ready()
-        for number, client in enumerate(shared.clients):
+            supervisor.submit(request("early", "hello"))
+        await all_ready(supervisor, *clients)
+        for number, client in enumerate(clients):
             assert await answer(client, request(f"again-{number}", "hello")) == ("hello", "stop")
-        assert shared.supervisor.restarts == 1
+        assert supervisor.restarts == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -26,15 +25,8 @@ from tests.support.waiting import GENEROUS
 CHECKPOINT = EMBEDDED / "voxcpm2"
 MODEL = "reprise/voxcpm2"
 ONE_LAYER = ("lm_to_dit_proj",)
-SPEECH = {
-    "model": MODEL,
-    "input": "Hello there.",
-    "response_format": "pcm",
-    "sample_rate": 48_000,
-    "seed": 5,
-    "max_len": 6,
-    "min_len": 6,
-}
+SPEECH = {"model": MODEL, "input": "Hello there.", "response_format": "pcm", "sample_rate": 48_000}
+SPEECH |= {"seed": 5, "max_len": 6, "min_len": 6}
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -69,21 +61,11 @@ def test_adapters_are_listed_and_every_voice_is_there_by_its_id(server: ServerPr
 
 
 @pytest.mark.slow
-def test_each_voice_sounds_as_itself_alone_and_beside_the_others(server: ServerProcess) -> None:
-    voices = ("Anna", "bela 2", "default", "anna", "bela 2", "default")
-    alone = {voice: speak(server, voice=voice) for voice in set(voices)}
-    assert len(alone["Anna"]) == 6 * 7680
-    np.testing.assert_allclose(alone["anna"], alone["Anna"], atol=1e-3)
-    assert np.abs(alone["Anna"] - alone["bela 2"]).max() > 0.01
-    assert np.abs(alone["Anna"] - alone["default"]).max() > 0.01
-    with ThreadPoolExecutor(len(voices)) as pool:
-        together = list(pool.map(lambda voice: speak(server, voice=voice), voices))
-    for voice, heard in zip(voices, together, strict=True):
-        np.testing.assert_allclose(heard, alone[voice], atol=2e-3)
-
-
-@pytest.mark.slow
-def test_unknown_names_and_names_that_are_taken(server: ServerProcess) -> None:
+def test_each_voice_sounds_as_itself_and_names_are_known_or_taken(server: ServerProcess) -> None:
+    sounds = {voice: speak(server, voice=voice) for voice in ("Anna", "anna", "bela 2", "default")}
+    assert len(sounds["Anna"]) == 6 * 7680
+    np.testing.assert_allclose(sounds["anna"], sounds["Anna"], atol=1e-3)
+    assert all(np.abs(sounds["Anna"] - sounds[other]).max() > 0.01 for other in ("bela 2", "default"))
     unknown = httpx.post(f"{server.url}/v1/audio/speech", json=SPEECH | {"voice": "cora"}, timeout=GENEROUS)
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "voice_not_found")
     form = {"name": (None, "ANNA"), "speaker_description": (None, "A calm voice")}
@@ -112,17 +94,12 @@ def test_folders_that_cannot_be_voices_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("real", [False, True], ids=["dry_run", "server"])
-def test_a_bad_adapter_ends_the_start_with_its_name(tmp_path: Path, real: bool) -> None:
-    """A dry run loads models as the engine does."""
+def test_a_bad_adapter_ends_a_dry_run_with_its_name(tmp_path: Path) -> None:
+    """It loads models as the engine does."""
     write_adapter(tmp_path / "bad", random_adapter(CHECKPOINT, 4, 0, ONE_LAYER), 4, 4.0)
     config = tmp_path / "bad" / "lora_config.json"
     config.write_text(json.dumps({"lora_config": {"r": 5, "alpha": 5}}))
     flags = ("--model", str(CHECKPOINT), "--lora-voices", str(tmp_path))
     said = r"bad/lora_weights.safetensors: lm_to_dit_proj.lora_A has shape"
-    if real:
-        with pytest.raises(AssertionError, match=said), served(*flags):
-            pass
-    else:
-        done = CliRunner().invoke(app, ["serve", "--dry-run", "--gpu-memory", "24G", *flags], env={"COLUMNS": "400"})
-        assert done.exit_code == 2 and re.search(said, done.stderr), done.output
+    done = CliRunner().invoke(app, ["serve", "--dry-run", "--gpu-memory", "24G", *flags], env={"COLUMNS": "400"})
+    assert done.exit_code == 2 and re.search(said, done.stderr), done.output

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import base64
-import io
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
-import av
 import httpx
 import numpy as np
 import pytest
 
-from service.hub import Checkpoint
-from service.hub.catalog import Catalog, HostedModel
 from tests.media.samples import encoded, picture, video
+from tests.media.test_audio_out import by_av
 from tests.page.browser import Page, script
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_talker import talking_catalog
 from tests.support.processes import ROOT, ServerProcess, served
-from tests.support.servers import RunningServer, running_server
+from tests.support.servers import running_server
 from tests.support.waiting import GENEROUS, wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -33,6 +28,7 @@ SENT = script("sent")
 SPEAK_AGAIN = """
 document.getElementById("text").dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", ctrlKey: true }));
 """
+LOST = "The server cannot be reached. Is it still running?"
 FORGET_TIMERS = "for (let id = setTimeout(() => {}, 0); id > 0; id -= 1) clearTimeout(id);"
 """The page does not look after the server by itself any more."""
 PAST_DRAWN = (
@@ -107,23 +103,9 @@ def test_an_answer_is_spoken_while_it_is_written_and_read_again(page: Page, embe
     assert heard(page)["seconds"] > before and "aloud: first audio" in page.facts()
 
 
-@pytest.fixture
-def talker() -> FakeEngine:
-    return FakeEngine()
-
-
-@contextmanager
-def talking_server(talker: FakeEngine, chats: Sequence[str] = ()) -> Iterator[RunningServer]:
-    """A server that answers with the question and says 0.1 s for each segment. chats: further models that answer."""
-    hosted = talking_catalog().models
-    more = [HostedModel((name,), "chat", Checkpoint(name, Path("/", name)), hosted[0].load, 1) for name in chats]
-    catalog = Catalog([*hosted, *more])
-    with running_server(catalog, engine=talker.serve, fixed_voices="off") as server:
-        yield server
-
-
-def test_sound_begins_before_the_text_ends_and_both_are_stopped(page: Page, talker: FakeEngine) -> None:
-    with page.visiting(talking_server(talker)) as server:
+def test_sound_begins_before_the_text_ends_and_both_are_stopped(page: Page) -> None:
+    talker = FakeEngine()  # answers with the question and says 0.1 s for each segment
+    with page.visiting(running_server(talking_catalog(), engine=talker.serve, fixed_voices="off")) as server:
         page.open(server.url)
         page.click("aloud")
         page.type("question", "!endless and it is heard from the first sentence on. \n")
@@ -133,6 +115,8 @@ def test_sound_begins_before_the_text_ends_and_both_are_stopped(page: Page, talk
         page.click("stop-answer")
         page.wait_for("document.querySelector('.answer .facts').textContent === 'stopped'")
         page.wait_for("document.querySelector('.hear').textContent === 'Hear it'")
+        page.wait_for("document.getElementById('ask').checkVisibility()")
+        assert page.text(".answer .words").startswith("!endless")
         server.wait_idle()
         wait(lambda: talker.idle, what="the engine has nothing to do")
 
@@ -157,20 +141,10 @@ def test_a_text_is_heard_drawn_and_downloaded_in_every_format(page: Page, embedd
     for format in page.js("[...document.querySelectorAll('#format option')].map(({ value }) => value)"):
         page.driver.execute_script(f"document.getElementById('format').value = '{format}'")
         page.click("download")
-        samples = decode(page.downloaded(f"speech.{format}"), format)
+        samples, rate = by_av(page.downloaded(f"speech.{format}"), format, PCM_RATE)
         assert np.abs(samples).max() > SILENCE
-        assert len(samples) / PCM_RATE == pytest.approx(played["seconds"], abs=0.2)  # codecs pad their frames
+        assert len(samples) / rate == pytest.approx(played["seconds"], abs=0.2)  # codecs pad their frames
         page.wait_for("!document.getElementById('download').disabled")
-
-
-def decode(data: bytes, format: str) -> np.ndarray:
-    """Float samples, mono at PCM_RATE."""
-    if format == "pcm":
-        return np.frombuffer(data, "<i2") / 32768
-    with av.open(io.BytesIO(data)) as container:
-        resampler = av.AudioResampler("flt", "mono", PCM_RATE)
-        frames = [part for frame in container.decode(audio=0) for part in resampler.resample(frame)]
-    return np.concatenate([frame.to_ndarray()[0] for frame in frames])
 
 
 def test_a_voice_is_cloned_from_the_microphone_with_consent(page: Page, embedded_server: ServerProcess) -> None:
@@ -299,25 +273,6 @@ def test_it_is_used_by_keyboard_alone(page: Page, embedded_server: ServerProcess
     page.wait_for("document.activeElement.id === 'say'")
 
 
-def test_an_answer_is_stopped_and_a_lost_server_is_named(page: Page) -> None:
-    with running_server() as server:
-        page.open(server.url)
-        page.type("question", "!endless stream\n")
-        page.wait_for("window.grown.length > 3")
-        page.click("stop-answer")
-        page.wait_for("document.querySelector('.answer .facts').textContent === 'stopped'")
-        page.wait_for("document.getElementById('ask').checkVisibility()")
-        server.wait_idle()
-        assert page.text(".answer .words").startswith("!endless")
-    page.driver.execute_script(FORGET_TIMERS)
-    page.type("question", "Hello?\n")
-    assert page.wait_shown("see-error") == "The server cannot be reached. Is it still running?"
-    page.wait_for("document.getElementById('state').dataset.good === 'false'")
-    assert page.text("#state") == "The server cannot be reached. Is it still running?"
-    page.driver.get("about:blank")  # it looks for the server again and again
-    assert page.complaints()  # the browser's own note of the refused connection
-
-
 def test_a_new_conversation_has_nothing_of_an_answer_that_it_ended(page: Page) -> None:
     with page.visiting(running_server()) as server:
         page.open(server.url)
@@ -386,7 +341,7 @@ def test_a_key_of_any_letters_is_asked_for_and_stays_in_the_tab(page: Page, tmp_
         assert [complaint for complaint in page.complaints() if "401" not in complaint] == []
 
 
-def test_an_answer_that_breaks_off_says_so_and_so_does_the_head(page: Page) -> None:
+def test_an_answer_that_breaks_off_and_a_lost_server_are_named(page: Page) -> None:
     with running_server() as server:
         page.open(server.url)
         page.driver.execute_script(FORGET_TIMERS)
@@ -395,5 +350,8 @@ def test_an_answer_that_breaks_off_says_so_and_so_does_the_head(page: Page) -> N
     assert page.wait_shown("see-error") == "The connection broke off before the answer was complete."
     page.wait_for("document.querySelector('.answer .facts').textContent === 'broken off'")
     page.wait_for("document.getElementById('state').dataset.good === 'false'")
-    page.driver.get("about:blank")
+    page.type("question", "Hello?\n")
+    page.wait_for(f"document.getElementById('see-error').textContent === '{LOST}'")
+    assert page.text("#state") == LOST
+    page.driver.get("about:blank")  # it looks for the server again and again
     assert page.complaints()  # the browser's own notes of the lost connection

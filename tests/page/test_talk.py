@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,12 @@ import pytest
 from models.interfaces.media import MediaItem, Prompt
 from service.hub.catalog import Catalog
 from tests.media.samples import encoded, picture
-from tests.models.qwen3_asr.golden import DIRECTORY
 from tests.page.browser import Page, script
-from tests.page.test_browser import SENT, SHAPES, SILENCE, bring, heard
+from tests.page.test_browser import SENT, SILENCE, bring, heard
 from tests.support.fake_engine import ENDLESS, FakeEngine
 from tests.support.fake_hearing import FakeHearing, hearing_catalog
 from tests.support.fake_talker import talking_catalog
 from tests.support.optional import needed
-from tests.support.processes import served
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -132,20 +129,6 @@ def test_questions_are_asked_by_voice_and_answered_aloud(page: Page) -> None:
         hearing.words = "Again"
         speak(page)
         assert turns(page, 2)[1].startswith("Again: ")
-
-
-def test_a_recording_is_written_down_and_answered_by_models(page: Page, tmp_path: Path) -> None:
-    models = ("reprise/qwen2_vl", "reprise/voxcpm2", str(DIRECTORY))
-    with page.visiting(served(*(f"--model={name}" for name in models), HOME=str(tmp_path))) as server:
-        page.open(server.url)
-        page.driver.execute_script(TOLD)
-        page.type("files", str(SHAPES))
-        page.wait_for("document.querySelector('#attached img')?.naturalWidth")
-        talk(page)
-        speak(page)
-        assert all(turns(page, 2)) and page.js("document.querySelector('.asked img').naturalWidth")
-        page.wait_for("document.querySelector('.answer .aloud').textContent")
-        assert heard(page)["peak"] > SILENCE and not page.js("document.getElementById('see-error').textContent")
 
 
 def test_who_speaks_interrupts(page: Page) -> None:

@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import httpx
+
 from service.api.app import create_context, create_engine, create_metrics
 from service.api.context import ServerContext
 from service.api.engines.engines import Engines
@@ -38,6 +40,11 @@ class RunningServer:
         self.context = context
         self.server = server
         self.loop = loop
+
+    def metric(self, start: str) -> float:
+        """The sum of the metrics whose lines begin so, behind the prefix."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=GENEROUS).text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"reprise_{start}"))
 
     def wait_idle(self, seconds: float = GENEROUS) -> None:
         """Waits until no request is in progress: a client may have read an answer a moment before its request is

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from models.interfaces.errors import CheckpointError
 from service.api.chat.embeddings import instruction
 from service.hub import Checkpoint
 from service.hub.catalog import Catalog, HostedModel
+from tests.media.samples import data_url
 from tests.support.fake_chat import FakeProcessor, fake_catalog
 from tests.support.openai_chat import openai_client
 from tests.support.processes import ROOT
@@ -42,7 +42,7 @@ def test_vectors_equal_those_of_the_published_code(tmp_path: Path) -> None:
     directory = tmp_path / NAME
     directory.symlink_to(GOLDEN)
     flags = {"model": (str(directory),), "device": "cpu", "kv_cache_tokens": 4096, "served_model_name": ("tiny",)}
-    url = f"data:image/png;base64,{base64.b64encode((GOLDEN / 'images/image1.png').read_bytes()).decode()}"
+    url = data_url((GOLDEN / "images/image1.png").read_bytes())
     shown = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": TEXT}]
     with openai_client(flags) as client:
         for _ in range(2):
@@ -130,7 +130,7 @@ def ask(server: RunningServer, path: str, **body: Any) -> httpx.Response:
 
 
 def test_scores_equal_those_of_the_published_code(server: RunningServer) -> None:
-    url = f"data:image/png;base64,{base64.b64encode((GOLDEN / 'images/image1.png').read_bytes()).decode()}"
+    url = data_url((GOLDEN / "images/image1.png").read_bytes())
     parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": RANKED}]
     documents = {"text": RANKED, "empty": "", "picture": {"image": url}, "both": {"content": parts}}
     ranked = ask(server, "rerank", query=TEXT, documents=[*documents.values()]).json()
@@ -154,16 +154,13 @@ def test_scores_equal_those_of_the_published_code(server: RunningServer) -> None
 def test_the_card_and_the_refusals(server: RunningServer) -> None:
     (card,) = httpx.get(f"{server.url}/v1/models").json()["data"]
     assert (card["kind"], card["architecture"]["output_modalities"]) == ("rerank", ["rerank"])
-    broken = {"image": "data:image/png;base64,eA=="}
-    for path, body, param in (
-        ("rerank", {"query": "x", "documents": []}, "documents"),
-        ("rerank", {"query": "x", "documents": ["y", broken]}, "documents[1]"),
-        ("rerank", {"query": "x", "documents": ["y"], "top_n": 0}, "top_n"),
-        ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "model"),
-        ("embeddings", {"input": "x"}, "model"),
+    assert_refused(f"{server.url}/v1/rerank", "rerank", model="tiny", query="x")
+    for path, body in (
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("embeddings", {"input": "x"}),
     ):
         refused = ask(server, path, **body)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model"), refused.text
     assert 'endpoint="rerank",model="tiny",outcome="ok"' in httpx.get(f"{server.url}/metrics").text
 
 

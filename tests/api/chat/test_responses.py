@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import APIError, NotFoundError, OpenAI
+from openai import APIError, OpenAI
 from openai.types.responses import Response
 from pydantic import BaseModel
 
@@ -85,10 +85,8 @@ def test_calls_go_out_and_come_back(client: OpenAI) -> None:
     answer = create(client, asked, tools=[TOOL])
     message, *calls = answer.output
     assert message.content[0].text == "Let me see."
-    assert [(call.type, call.name, json.loads(call.arguments)) for call in calls] == [
-        ("function_call", "add", {"a": 1}),
-        ("function_call", "add", {"a": 2}),
-    ]
+    told = [(call.type, call.name, json.loads(call.arguments)) for call in calls]
+    assert told == [("function_call", "add", {"a": 1}), ("function_call", "add", {"a": 2})]
     results = [
         {"type": "function_call_output", "call_id": call.call_id, "output": text}
         for call, text in zip(calls, ("one", [{"type": "input_text", "text": "two"}]), strict=True)
@@ -97,9 +95,8 @@ def test_calls_go_out_and_come_back(client: OpenAI) -> None:
 
     events = list(create(client, said, tools=[TOOL], stream=True))
     begun = [event.item for event in events if event.type == "response.output_item.added"]
-    assert [(item.type, getattr(item, "arguments", "")) for item in begun] == [
-        ("message", ""), ("function_call", ""), ("function_call", "")
-    ]  # fmt: skip
+    assert [item.type for item in begun] == ["message", "function_call", "function_call"]
+    assert [item.arguments for item in begun[1:]] == ["", ""]
     told = [event for event in events if event.type == "response.function_call_arguments.delta"]
     for item, call in zip(begun[1:], calls, strict=True):
         assert "".join(event.delta for event in told if event.item_id == item.id) == call.arguments
@@ -111,10 +108,9 @@ def test_parse_reads_the_schema_of_a_class(client: OpenAI) -> None:
     class City(BaseModel):
         name: str
 
-    assert client.responses.parse(model="tiny", input='{"name": "Rome"}', text_format=City).output_parsed == City(
-        name="Rome"
-    )
-    with client.responses.stream(model="tiny", input='{"name": "Rome"}', text_format=City) as stream:
+    asked: Any = {"model": "tiny", "input": '{"name": "Rome"}', "text_format": City}
+    assert client.responses.parse(**asked).output_parsed == City(name="Rome")
+    with client.responses.stream(**asked) as stream:
         assert stream.get_final_response().output_parsed == City(name="Rome")
 
 
@@ -186,8 +182,3 @@ def test_a_stream_has_all_choices_and_the_usage(client: OpenAI) -> None:
         assert [choice.finish_reason for choice in own] == [*(None,) * (len(own) - 1), "stop"]
     assert last.choices == [] and last.usage.completion_tokens == 6
     assert [choice.text for choice in complete(client, "abc", n=2, stop="c").choices] == ["ab", "ab"]
-
-
-def test_an_unknown_model_is_named(client: OpenAI) -> None:
-    with pytest.raises(NotFoundError):
-        client.completions.create(model="nobody", prompt="x")

@@ -102,14 +102,6 @@ def test_a_stream_has_transcript_and_audio_that_clients_put_together(talking: Ta
     assert talking.talker.requests[-1].live
 
 
-def test_the_first_sound_comes_while_the_text_is_being_written(talking: Talking) -> None:
-    with talking.ask("!endless Here is a first clause, and so on. ", stream=True) as stream:
-        for chunk in stream:
-            if (audio := chunk.choices[0].delta.audio) and audio.data:
-                break
-        assert talking.talker.chats
-
-
 def test_an_answer_can_be_sent_back_by_its_id(talking: Talking) -> None:
     whole = talking.ask("The first answer.").choices[0].message.audio
     streamed = audio_of(list(talking.ask("It came in a stream.", stream=True)))[-1]
@@ -159,35 +151,31 @@ def test_a_turn_of_calls_alone_has_no_audio(talking: Talking) -> None:
     assert len(talking.talker.requests) == before
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_speech_that_ends_at_its_cap_says_so(talking: Talking, stream: bool) -> None:
+def test_speech_that_ends_at_its_cap_says_so(talking: Talking) -> None:
+    """The speech's own end, and the text's."""
     talking.talker.runaways = 1
-    answer = talking.ask("This is said. And this.", stream=stream)
-    if stream:
-        chunks = list(answer)
-        last, reason = audio_of(chunks)[-1], chunks[-1].choices[0].finish_reason
-    else:
-        last, reason = answer.choices[0].message.audio, answer.choices[0].finish_reason
-    assert (last.finish_reason, reason) == ("length", "stop"), "the speech's own end, and the text's"
+    (whole,) = talking.ask("This is said. And this.").choices
+    talking.talker.runaways = 1
+    chunks = list(talking.ask("This is said. And this.", stream=True))
+    for audio, choice in ((whole.message.audio, whole), (audio_of(chunks)[-1], chunks[-1].choices[0])):
+        assert (audio.finish_reason, choice.finish_reason) == ("length", "stop")
 
 
-def test_nothing_after_a_stop_string_is_said(talking: Talking) -> None:
-    answer = talking.ask("Say this much. STOP and not this.", stop="STOP")
-    assert answer.choices[0].message.audio.transcript == "Say this much. "
-    assert talking.said() == ["Say this much."]
-    assert answer.choices[0].finish_reason == "stop"
-
-
-def test_markup_is_written_but_not_said(talking: Talking) -> None:
-    text = "It is **very** `big`:\n\n```py\nf(x)\n```\n\n- See [the page](http://x.y/z)."
-    assert talking.ask(text).choices[0].message.audio.transcript == text
-    assert " ".join(talking.said()) == "It is very big: See the page."
-
-
-def test_what_cannot_be_said_is_only_written(talking: Talking) -> None:
-    answer = talking.ask("This is one. Now ж ж ж is two. And three.")
-    assert answer.choices[0].message.audio.transcript == "This is one. Now ж ж ж is two. And three."
-    assert talking.said() == ["This is one.", "And three."]
+def test_what_is_written_and_what_of_it_is_said(talking: Talking) -> None:
+    """No markup, no letters that the voice does not know, nothing behind a stop string, no reasoning."""
+    markup = "It is **very** `big`:\n\n```py\nf(x)\n```\n\n- See [the page](http://x.y/z)."
+    unknown = "This is one. Now ж ж ж is two. And three."
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+    for text, fields, written, said in (
+        (markup, {}, markup, "It is very big: See the page."),
+        (unknown, {}, unknown, "This is one. And three."),
+        ("Say this much. STOP and not this.", {"stop": "STOP"}, "Say this much. ", "Say this much."),
+        ("Aloud.", {"extra_body": thinking}, "Aloud.", "Aloud."),
+    ):
+        (choice,) = talking.ask(text, **fields).choices
+        assert (choice.message.audio.transcript, choice.finish_reason) == (written, "stop")
+        assert " ".join(talking.said()) == said
+    assert choice.message.reasoning_content == "hm"
     silent = talking.ask("***").choices[0].message.audio
     assert silent.transcript == "***" and silent.data == ""
 
@@ -201,15 +189,16 @@ def test_a_long_answer_ends_where_the_audio_may(talking: Talking) -> None:
     assert (whole.message.audio.transcript, whole.finish_reason) == (text[:400], "length")
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_text_and_voice_fail_together(talking: Talking, stream: bool) -> None:
-    with pytest.raises(APIError if stream else InternalServerError, match="the voice failed"):
-        list(talking.ask(f"!endless Begin it, then {MUTE} it goes. And on.", stream=stream))
-    with pytest.raises(APIError):
-        list(talking.ask("!fail", stream=stream))
+def test_text_and_voice_fail_together(talking: Talking) -> None:
+    for stream, error in ((True, APIError), (False, InternalServerError)):
+        with pytest.raises(error, match="the voice failed"):
+            list(talking.ask(f"!endless Begin it, then {MUTE} it goes. And on.", stream=stream))
+        with pytest.raises(APIError):
+            list(talking.ask("!fail", stream=stream))
 
 
 def test_leaving_frees_text_and_voice(talking: Talking) -> None:
+    """The first sound comes while the text is being written."""
     body = {"model": "tiny", "stream": True, **SPOKEN}
     body["messages"] = [{"role": "user", "content": f"!endless This is the beginning, {ENDLESS}. "}]
     with httpx.stream("POST", f"{talking.server.url}/v1/chat/completions", json=body, timeout=GENEROUS) as answer:
@@ -240,12 +229,6 @@ def test_the_speech_model_is_chosen_by_setting_or_request(tmp_path: Any) -> None
     flags["spoken_answer_model"] = "talker-1"
     with running_server(talking_catalog(2), engine=talker.serve, **flags) as server:
         assert (speaker(server), speaker(server, model="talker")) == ("talker-1", "talker")
-
-
-def test_reasoning_is_not_said(talking: Talking) -> None:
-    message = talking.ask("Aloud.", extra_body={"chat_template_kwargs": {"enable_thinking": True}}).choices[0].message
-    assert message.reasoning_content == "hm" and message.audio.transcript == "Aloud."
-    assert talking.said() == ["Aloud."]
 
 
 def test_without_a_speech_model_nothing_is_spoken(client: OpenAI) -> None:

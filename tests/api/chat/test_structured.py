@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from openai import OpenAI
-from PIL import Image, ImageDraw
 
+from tests.media.samples import data_url
 from tests.support.processes import ROOT, ServerProcess
 
 pytestmark = pytest.mark.slow
@@ -24,14 +22,7 @@ def client(embedded_server: ServerProcess) -> Iterator[OpenAI]:
         yield client
 
 
-def question() -> list[Any]:
-    picture = Image.new("RGB", (224, 224), "white")
-    ImageDraw.Draw(picture).ellipse((30, 40, 110, 120), fill=(220, 30, 30))
-    ImageDraw.Draw(picture).rectangle((130, 120, 200, 190), fill=(30, 60, 220))
-    picture.save(file := io.BytesIO(), "PNG")
-    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-    text = {"type": "text", "text": "What is in the picture?"}
-    return [{"role": "user", "content": [text, {"type": "image_url", "image_url": {"url": url}}]}]
+PICTURE = {"type": "image_url", "image_url": {"url": data_url((ROOT / "docs/images/shapes.png").read_bytes())}}
 
 
 @pytest.mark.parametrize(
@@ -47,20 +38,17 @@ def question() -> list[Any]:
 )
 def test_every_answer_matches(client: OpenAI, outputs: dict[str, Any], pattern: str) -> None:
     sampling: Any = {"n": 3, "seed": 1, "temperature": 1.5, "max_tokens": 20}
+    messages: Any = [{"role": "user", "content": [PICTURE, {"type": "text", "text": "What is in the picture?"}]}]
     completion = client.chat.completions.create(
-        model=MODEL, messages=question(), **sampling, extra_body={"structured_outputs": outputs}
+        model=MODEL, messages=messages, **sampling, extra_body={"structured_outputs": outputs}
     )
     for choice in completion.choices:
         assert choice.finish_reason == "stop" and re.fullmatch(pattern, choice.message.content or "")
 
 
-PICTURE = ROOT / "docs/images/shapes.png"
-
-
 def test_a_picture_that_a_tool_returns_is_seen_and_cached(client: OpenAI) -> None:
-    url = f"data:image/png;base64,{base64.b64encode(PICTURE.read_bytes()).decode()}"
     call: Any = {"id": "c1", "type": "function", "function": {"name": "shot", "arguments": "{}"}}
-    shot = [{"type": "text", "text": "done"}, {"type": "image_url", "image_url": {"url": url}}]
+    shot = [{"type": "text", "text": "done"}, PICTURE]
     messages = [
         {"role": "user", "content": "Take a picture."},
         {"role": "assistant", "content": None, "tool_calls": [call]},

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import httpx
@@ -42,22 +43,25 @@ def called(message: ChatCompletionMessage) -> list[tuple[str, Any]]:
     return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or []]
 
 
-@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}])
-def test_an_answer_that_calls(client: OpenAI, choice: Any) -> None:
-    (one,) = ask(client, ROME, tool_choice=choice).choices
-    assert one.finish_reason == "tool_calls" and one.message.content is None
-    (call,) = one.message.tool_calls
-    assert call.type == "function" and call.id.startswith("call_")
-    assert called(one.message) == [("get_weather", {"city": "Rome"})]
+def test_an_answer_that_calls(client: OpenAI) -> None:
+    """Also after reasoning: the template of the fake model may think before it speaks."""
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "get_weather"}}):
+        (one,) = ask(client, ROME, tool_choice=choice).choices
+        assert one.finish_reason == "tool_calls" and one.message.content is None
+        (call,) = one.message.tool_calls
+        assert call.type == "function" and call.id.startswith("call_")
+        assert called(one.message) == [("get_weather", {"city": "Rome"})]
+    message = ask(client, ROME, extra_body={"chat_template_kwargs": {"enable_thinking": True}}).choices[0].message
+    assert message.reasoning_content == "hm" and called(message) == [("get_weather", {"city": "Rome"})]
 
 
-@pytest.mark.parametrize("stop", ["\n", "<", "get_weather", '"'])
-def test_forced_calls_have_no_text_for_stop_strings(client: OpenAI, stop: str) -> None:
+def test_forced_calls_have_no_text_for_stop_strings(client: OpenAI) -> None:
     said = f"\n\n{ROME}"
-    fields: Any = {"model": "tiny", "messages": [{"role": "user", "content": said}], "tools": TOOLS, "stop": [stop]}
-    with client.chat.completions.stream(**fields, tool_choice="required") as stream:
+    fields: Any = {"model": "tiny", "messages": [{"role": "user", "content": said}], "tools": TOOLS}
+    fields |= {"tool_choice": "required", "stop": ["\n", "<", "get_weather", '"']}
+    with client.chat.completions.stream(**fields) as stream:
         streamed = stream.get_final_completion()
-    for answer in (streamed, ask(client, said, tool_choice="required", stop=[stop])):
+    for answer in (streamed, client.chat.completions.create(**fields)):
         (one,) = answer.choices
         assert called(one.message) == [("get_weather", {"city": "Rome"})] and one.finish_reason == "tool_calls"
 
@@ -110,23 +114,20 @@ def test_arguments_are_read_where_they_are_an_object() -> None:
         assert arguments_of(text, "arguments") == text
 
 
-def allowed(mode: str, *names: str) -> dict[str, Any]:
-    tools = [{"type": "function", "function": {"name": name}} for name in names]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
-
-
 USER = {"role": "user", "content": "hi"}
 
 
-@pytest.mark.parametrize(("mode", "forced"), [("auto", False), ("required", True)])
-def test_allowed_tools_are_the_only_ones_that_can_be_called(client: OpenAI, mode: str, forced: bool) -> None:
-    body = {"model": "tiny", "messages": [USER], "tools": TOOLS, "tool_choice": allowed(mode, "add")}
-    use = tool_use(parse(json.dumps(body), ChatRequestBody))
-    assert use is not None and (use.forced, use.several) == (forced, True)
-    assert [tool.name for tool in use.tools] == [tool["function"]["name"] for tool in TOOLS]
-    assert [tool.name for tool in use.callable] == ["add"]
-    (one,) = ask(client, SUM, tool_choice=allowed(mode, "add")).choices
-    assert called(one.message) == [("add", {"a": 2, "b": 40})]
+def test_allowed_tools_are_the_only_ones_that_can_be_called(client: OpenAI) -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    for mode in ("auto", "required"):
+        choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+        body = {"model": "tiny", "messages": [USER], "tools": TOOLS, "tool_choice": choice}
+        use = tool_use(parse(json.dumps(body), ChatRequestBody))
+        assert use is not None and (use.forced, use.several) == (mode == "required", True)
+        assert [tool.name for tool in use.tools] == [tool["function"]["name"] for tool in TOOLS]
+        assert [tool.name for tool in use.callable] == ["add"]
+        (one,) = ask(client, SUM, tool_choice=choice).choices
+        assert called(one.message) == [("add", {"a": 2, "b": 40})]
 
 
 # The grammar, on tokens of single bytes.
@@ -153,21 +154,16 @@ def fits(grammar: str, answer: str) -> bool:
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
-@pytest.mark.parametrize(
-    ("forced", "several", "fitting"),
-    [
-        (False, True, ["Sunny.", "", "a <tool_cal", ROME, BOTH, f"Hm.\n{ROME}", f"Hm.\n{BOTH}", f"\n\n{ROME}"]),
-        (False, False, ["Sunny.", "", "a <tool_cal", ROME, f"Hm.\n{ROME}", f"\n\n{ROME}"]),
-        (True, True, [ROME, BOTH, f"\n\n{ROME}"]),
-        (True, False, [ROME, f"\n\n{ROME}"]),
-    ],
-)
-def test_what_the_grammar_lets_through(forced: bool, several: bool, fitting: list[str]) -> None:
-    use = ToolUse(DEFINITIONS, DEFINITIONS, forced, several)
-    grammar = tool_grammar(use)
-    check_grammar(grammar)
-    every = ["Sunny.", "", ROME, BOTH, f"Hm.\n{ROME}", f"Hm.\n{BOTH}", "a <tool_cal", f"\n\n{ROME}", *BROKEN]
-    assert [answer for answer in every if fits(grammar, answer)] == [one for one in every if one in fitting]
+def test_what_the_grammar_lets_through() -> None:
+    one, two, texts = [ROME, f"\n\n{ROME}"], [BOTH], ["Sunny.", "", "a <tool_cal", f"Hm.\n{ROME}"]
+    for forced, several in product((False, True), repeat=2):
+        grammar = tool_grammar(ToolUse(DEFINITIONS, DEFINITIONS, forced, several))
+        check_grammar(grammar)
+        fitting = one + two * several + (texts + [f"Hm.\n{BOTH}"] * several) * (not forced)
+        every = [*one, *two, *texts, f"Hm.\n{BOTH}", *BROKEN]
+        assert [answer for answer in every if fits(grammar, answer)] == [one for one in every if one in fitting]
+    named = tool_grammar(ToolUse(DEFINITIONS, DEFINITIONS[1:2], forced=True, several=False))
+    assert fits(named, SUM) and not fits(named, ROME)
 
 
 @pytest.mark.parametrize("begin", ["◁think▷", "\n ◁think▷"])
@@ -183,13 +179,13 @@ def test_reasoning_that_the_answer_opens_itself_calls_nothing(begin: str) -> Non
         assert not fits(grammar, wrong) and not fits(grammar, f"{thought}◁/think▷{wrong}"), wrong
 
 
-@pytest.mark.parametrize("said", ['{"tag": "<tool_call>"}', f'{{"a": {json.dumps(ROME)}}}', '{"tag": "<tool_c'])
-def test_tags_in_an_answer_with_a_format_belong_to_it(client: OpenAI, said: str) -> None:
+def test_tags_in_an_answer_with_a_format_belong_to_it(client: OpenAI) -> None:
     fields = {"response_format": {"type": "json_object"}}
-    (choice,) = ask(client, said, **fields).choices
-    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (said, None, "stop")
-    chunks = ask(client, said, stream=True, **fields)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == said
+    for said in ('{"tag": "<tool_call>"}', f'{{"a": {json.dumps(ROME)}}}', '{"tag": "<tool_c'):
+        (choice,) = ask(client, said, **fields).choices
+        assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (said, None, "stop")
+        chunks = ask(client, said, stream=True, **fields)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == said
 
 
 def test_a_text_can_have_a_grammar_of_its_own() -> None:
@@ -216,13 +212,6 @@ def test_arguments_are_bounded_before_they_are_read(server: RunningServer) -> No
     assert caught.value.code == "too_many_values"
 
 
-def test_a_call_after_reasoning(client: OpenAI) -> None:
-    """The template of the fake model thinks before it speaks."""
-    answer = ask(client, ROME, extra_body={"chat_template_kwargs": {"enable_thinking": True}})
-    message = answer.choices[0].message
-    assert message.reasoning_content == "hm" and called(message) == [("get_weather", {"city": "Rome"})]
-
-
 def test_every_definition_refers_to_its_own() -> None:
     """Two tools with $defs of the same name."""
     own = {"type": "object", "properties": {"x": {"$ref": "#/$defs/Value"}}, "required": ["x"]}
@@ -230,11 +219,6 @@ def test_every_definition_refers_to_its_own() -> None:
     grammar = tool_grammar(ToolUse(tools, tools, forced=True, several=False))
     assert fits(grammar, call_text("string", x="a")) and fits(grammar, call_text("integer", x=1))
     assert not fits(grammar, call_text("string", x=1)) and not fits(grammar, call_text("integer", x="a"))
-
-
-def test_a_named_tool_is_the_only_one() -> None:
-    use = ToolUse(DEFINITIONS, DEFINITIONS[1:2], forced=True, several=False)
-    assert fits(tool_grammar(use), SUM) and not fits(tool_grammar(use), ROME)
 
 
 def asked_with(server: RunningServer, parameters: Any, **more: Any) -> httpx.Response:
@@ -304,29 +288,14 @@ def test_what_is_no_json_of_the_schema_is_text() -> None:
 
 
 def test_what_the_grammar_of_xml_lets_through() -> None:
+    """What is required, in the order of the schema, each by its type."""
     grammar = tool_grammar(USE)
     check_grammar(grammar)
-    good = [
-        call("look", text="two\nlines </para"),
-        call("look", text="", count="3"),
-        f"Hm.\n{call('now')}",
-        call("look", text="a", any='{"b": 1}'),
-    ]
-    bad = [
-        call("look", count="3"),  # without what is required
-        call("look", text="a", count="0"),
-        call("look", text="a", count="three"),
-        call("look", text="a", unit="cm"),
-        call("look", text="a", list='[{"y": 1}]'),
-        call("look", count="3", text="a"),  # in another order than that of the schema
-        call("now", text="a"),
-        call("never"),
-        call("now").removesuffix("</tool_call>"),
-    ]
-    assert all(fits(grammar, answer) for answer in good)
-    assert not any(fits(grammar, answer) for answer in bad)
+    for name, parameters, fitting in rows(__file__, "xml_calls.jsonl"):
+        assert fits(grammar, call(name, **parameters)) == fitting, parameters
+    assert fits(grammar, f"Hm.\n{call('now')}") and not fits(grammar, call("now").removesuffix("</tool_call>"))
     forced = tool_grammar(ToolUse(USE.tools, USE.callable[1:], forced=True, several=False, format="xml"))
-    assert fits(forced, call("now")) and not fits(forced, "Hm.") and not fits(forced, good[0])
+    assert fits(forced, call("now")) and not fits(forced, "Hm.") and not fits(forced, call("look", text=""))
 
 
 def test_a_call_that_is_cut_short_is_a_beginning() -> None:
@@ -339,31 +308,26 @@ def test_a_call_that_is_cut_short_is_a_beginning() -> None:
             assert '{"text": "a \\"b\\"\\n", "count": 12, "note": "x"}'.startswith(begun[0].function.arguments)
 
 
-def test_open_objects_take_further_parameters() -> None:
-    tool = Tool("free", None, {"type": "object", "additionalProperties": True})
-    use = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
-    answer = call("free", a="1", b="x y")
-    assert fits(tool_grammar(use), answer)
-    parser = use.parser()
-    assert joined(parser.feed(answer)[1])[0].function.arguments == '{"a": 1, "b": "x y"}'
+def forced(**parameters: Any) -> ToolUse:
+    tool = Tool("free", None, {"type": "object", **parameters})
+    return formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
 
 
 def test_a_listed_parameter_is_none_of_the_further_ones() -> None:
     """Its text would be taken for JSON of its type."""
     properties = {"on": {"type": "boolean"}, 'a "b\\': {"type": "integer"}, "off": False}
-    tool = Tool("free", None, {"type": "object", "properties": properties, "additionalProperties": True})
-    use = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
+    use = forced(properties=properties, additionalProperties=True)
     grammar = tool_grammar(use)
     check_grammar(grammar)
     for parameters in ({"on": "true", "only": "yes"}, {"on": "false"}, {'a "b\\': "1"}, {"o": "n"}, {}):
         assert fits(grammar, call("free", **parameters))
     for parameters in ({"on": "True"}, {"only": "yes", "on": "True"}, {"off": "x"}, {'a "b\\': "one"}):
         assert not fits(grammar, call("free", **parameters))
+    said = use.parser().feed(call("free", a="1", b="x y"))[1]
+    assert joined(said)[0].function.arguments == '{"a": 1, "b": "x y"}'
 
 
 def test_schemas_that_refer_to_themselves_are_read_once() -> None:
     node = {"anyOf": [{"$ref": "#/$defs/node"}, {"$ref": "#/$defs/node"}, {"type": "string"}]}
     properties = {f"p{number}": {"$ref": "#/$defs/node"} for number in range(50)}
-    tool = Tool("deep", None, {"type": "object", "properties": properties, "$defs": {"node": node}})
-    use = formed(ToolUse((tool,), (tool,), forced=True, several=False, format="xml"))
-    check_grammar(tool_grammar(use))
+    check_grammar(tool_grammar(forced(properties=properties, **{"$defs": {"node": node}})))

@@ -29,13 +29,13 @@ SHARES = {"chat": 0.75, "speech": 0.5}
 ENDPOINTS = ("chat", "speech", "voices")
 
 
-def take_all(admission: Admission, endpoint: str, *, size: int = 0) -> list[Ticket]:
+def take_all(admission: Admission, endpoint: str) -> list[Ticket]:
     """As many requests as are admitted."""
     tickets: list[Ticket] = []
     while True:
         ticket = admission.ticket(endpoint)
         try:
-            ticket.grow(1, size)
+            ticket.grow(1)
         except ApiError:
             return tickets
         tickets.append(ticket)

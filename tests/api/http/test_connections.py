@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import resource
 import socket
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -22,8 +22,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from service.api.http.admission import FREE_BYTES, Admission
 from service.api.http.connections import (
+    FREE_CHUNKS,
     FREE_FRAGMENTS,
     MAX_CONTROLS,
+    MIN_CHUNK,
     MIN_FRAGMENT,
     TRY_LATER,
     BoundedConnection,
@@ -88,31 +90,12 @@ def test_the_head_goes_out_with_the_first_piece() -> None:
     assert connection.send(h11.Data(data=b"y")) == b"1\r\ny\r\n"
 
 
-def on_loop(server: RunningServer, step: Any) -> Any:
-    """The result of a function that is called in the server's event loop."""
-    done = threading.Event()
-    result: list[Any] = []
-
-    def call() -> None:
-        result.append(step())
-        done.set()
-
-    server.loop.call_soon_threadsafe(call)
-    assert done.wait(GENEROUS)
-    return result[0]
-
-
-def test_they_are_closed_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.processes.server.IDLE_TIMEOUT", 0.3)
-    with running_server() as server, send(server, GET_HEALTH) as connection:
+@pytest.mark.parametrize(("limit", "begun"), [("IDLE_TIMEOUT", b""), ("HEADER_TIMEOUT", b"GET /hea")])
+def test_they_are_closed_after_some_time(monkeypatch: pytest.MonkeyPatch, limit: str, begun: bytes) -> None:
+    """Half a head behind a request has the time of a head."""
+    monkeypatch.setattr(f"service.processes.server.{limit}", 0.3)
+    with running_server() as server, send(server, GET_HEALTH + begun) as connection:
         assert "connection" not in read_answer(connection).headers
-        assert read_to_end(connection) == b""
-
-
-def test_half_a_head_behind_a_request_has_the_time_of_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.processes.server.HEADER_TIMEOUT", 0.5)
-    with running_server() as server, send(server, GET_HEALTH + b"GET /hea") as connection:
-        assert read_answer(connection).status == 200
         assert read_to_end(connection) == b""
 
 
@@ -186,14 +169,58 @@ REFUSED = {
     "long line": HANDSHAKE + b"x-long: " + b"y" * 20_000 + b"\r\n\r\n",
     "many lines": HANDSHAKE + b"".join(b"x-%d: y\r\n" % index for index in range(300)) + b"\r\n",
 }
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\n"
+CHUNKED = POST.replace(b": a", b": localhost") + b"transfer-encoding: chunked\r\n\r\n"
+NO_HTTP = {
+    "nonsense": b"nonsense\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
+    "no header": b"GET / HTTP/1.1\r\nhost: a\r\nbad header\r\n\r\n",
+    "two lengths": POST + b"content-length: 1, 2\r\n\r\n",
+    "a length of chunks": POST + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+}
+LARGE_HEAD = b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 70_000
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_handshake_is_refused_and_closed(server: RunningServer, name: str) -> None:
-    with send(server, REFUSED[name]) as connection:
-        answer = parse(read_to_end(connection))
-    assert answer.status == 400 and answer.headers["connection"] == "close"
-    assert "WebSocket handshake" in answer.error["message"]
+@pytest.mark.parametrize(
+    ("requests", "status", "said"),
+    [
+        (REFUSED, 400, "WebSocket handshake"),
+        (NO_HTTP, 400, "HTTP/1.1"),
+        ({"a body that breaks off": CHUNKED + b"zz\r\n"}, 400, ""),
+        ({"encoding": POST + b"transfer-encoding: gzip\r\n\r\n"}, 501, "Transfer encodings"),
+        ({"unended": LARGE_HEAD, "ended": LARGE_HEAD + b"\r\n\r\n", "line": b"GET /" + LARGE_HEAD}, 431, "64 KiB"),
+    ],
+    ids=["no handshake", "no HTTP", "broken off", "encoding", "large"],
+)
+def test_what_cannot_be_read_is_refused_and_closed(
+    server: RunningServer, requests: dict[str, bytes], status: int, said: str
+) -> None:
+    for name, request in requests.items():
+        with send(server, request) as connection:
+            answer = parse(read_to_end(connection))
+        assert (answer.status, answer.headers["connection"]) == (status, "close"), name
+        assert said in answer.error["message"], name
+    server.wait_idle()
+
+
+def test_a_body_in_very_many_tiny_chunks_is_refused(server: RunningServer) -> None:
+    """Chunks of a byte took the event loop for seconds, in which nobody else was served."""
+    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1}).encode()
+
+    def chunked(count: int, size: int) -> bytes:
+        padded = body.ljust(count * size)
+        pieces = [padded[start : start + size] for start in range(0, count * size, size)]
+        return CHUNKED + b"".join(b"%x\r\n%b\r\n" % (size, piece) for piece in pieces)
+
+    for count, size in ((FREE_CHUNKS, 1), (2 * FREE_CHUNKS, MIN_CHUNK)):
+        with send(server, chunked(count, size) + b"0\r\n\r\n") as connection:
+            assert read_answer(connection).status == 200
+    with send(server, chunked(FREE_CHUNKS + 1, MIN_CHUNK - 1)) as connection:
+        refused = parse(read_to_end(connection))
+    assert refused.status == 400 and f"at least {MIN_CHUNK} bytes" in refused.error["message"]
+    server.wait_idle()
 
 
 def test_malformed_requests_take_no_line_of_uvicorns_log(
@@ -244,7 +271,7 @@ def test_an_accepted_socket_outlives_the_time_of_its_head(monkeypatch: pytest.Mo
     monkeypatch.setattr("service.api.speech.websocket.IDLE", 0.5)
     with running_server() as server, send(server, HANDSHAKE + b"\r\n") as connection:
         assert read_answer(connection).status == 101
-        on_loop(server, armed[0]._expire)
+        server.loop.call_soon_threadsafe(armed[0]._expire)
         closing = b""
         while b"idle" not in closing and (received := connection.recv(1000)):
             closing += received
@@ -254,7 +281,8 @@ def test_an_accepted_socket_outlives_the_time_of_its_head(monkeypatch: pytest.Mo
 
 
 CONTINUED, TEXT, CLOSE, PING, PONG = 0, 1, 8, 9, 10
-CLOSED = b"\x88" + (1008).to_bytes(2, "big")
+POLICY = (1008).to_bytes(2, "big")
+"""Why the server closes."""
 
 
 def begun(size: int, sent: int) -> bytes:
@@ -298,22 +326,24 @@ def test_a_message_may_come_in_fragments(server: RunningServer, count: int, size
         assert b"must be one of session.config" in close(connection)
 
 
-def test_very_many_tiny_fragments_close_the_connection(server: RunningServer) -> None:
-    size = MIN_FRAGMENT - 1
-    with opened(server) as connection:
-        connection.sendall(frame(TEXT, b" " * size, last=False))
-        connection.sendall(frame(CONTINUED, b" " * size, last=False) * (FREE_FRAGMENTS + 1))
-        answer = read_to_end(connection)
-    assert answer[0] == CLOSED[0] and answer[2:4] == CLOSED[1:] and b"fragments" in answer
-    server.wait_idle()
+TINY = b" " * (MIN_FRAGMENT - 1)
+FRAGMENTS = frame(TEXT, TINY, last=False) + frame(CONTINUED, TINY, last=False) * (FREE_FRAGMENTS + 1)
 
 
-@pytest.mark.parametrize("kind", [PING, PONG])
-def test_very_many_control_frames_close_the_connection(server: RunningServer, kind: int) -> None:
+@pytest.mark.parametrize(
+    ("frames", "said"),
+    [
+        (FRAGMENTS, b"fragments"),
+        (frame(PING) * (MAX_CONTROLS + 1), b"too many pings or pongs"),
+        (frame(PONG) * (MAX_CONTROLS + 1), b"too many pings or pongs"),
+    ],
+    ids=["fragments", "pings", "pongs"],
+)
+def test_very_many_tiny_frames_close_the_connection(server: RunningServer, frames: bytes, said: bytes) -> None:
     with opened(server) as connection:
-        connection.sendall(frame(kind) * (MAX_CONTROLS + 1))
+        connection.sendall(frames)
         answer = read_to_end(connection)
-    assert CLOSED[1:] + b"too many pings or pongs" in answer
+    assert POLICY in answer and said in answer
     server.wait_idle()
 
 

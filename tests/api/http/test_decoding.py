@@ -101,29 +101,25 @@ async def test_a_video_is_charged_by_its_resized_frames() -> None:
     pool.close()
 
 
-def test_what_is_kept_takes_the_place_of_what_was_fetched_and_decoded() -> None:
+async def test_what_is_kept_takes_the_place_of_what_was_fetched_and_decoded() -> None:
     admission = admission_of(1000)
     ticket = ticket_of(admission, 200)
-
-    async def load() -> None:
-        with Decoding(ticket) as decoding:
-            await decoding.reserve(400)
-            assert admission.pending_bytes == 600
-            decoding.fetched(150)
-            decoding.take(300)
-            decoding.take(50)  # a later frame
-            assert admission.pending_bytes == 700 and ticket.decoding == 350
-            decoding.keep(200)
-            assert admission.pending_bytes == 400 and ticket.decoding == 0
-        with Decoding(ticket) as decoding:
-            decoding.take(100)
-            decoding.keep(300)  # a small picture is enlarged
-        with pytest.raises(ZeroDivisionError), Decoding(ticket) as decoding:
-            await decoding.reserve(100)
-            decoding.take(100)
-            raise ZeroDivisionError
-
-    asyncio.run(load())
+    with Decoding(ticket) as decoding:
+        await decoding.reserve(400)
+        assert admission.pending_bytes == 600
+        decoding.fetched(150)
+        decoding.take(300)
+        decoding.take(50)  # a later frame
+        assert admission.pending_bytes == 700 and ticket.decoding == 350
+        decoding.keep(200)
+        assert admission.pending_bytes == 400 and ticket.decoding == 0
+    with Decoding(ticket) as decoding:
+        decoding.take(100)
+        decoding.keep(300)  # a small picture is enlarged
+    with pytest.raises(ZeroDivisionError), Decoding(ticket) as decoding:
+        await decoding.reserve(100)
+        decoding.take(100)
+        raise ZeroDivisionError
     assert admission.pending_bytes == 700 and ticket.decoding == 0
     ticket.release()
     assert admission.pending_bytes == 0

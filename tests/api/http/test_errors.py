@@ -27,10 +27,6 @@ from tests.support.servers import RunningServer
 USER = {"role": "user", "content": "hi"}
 
 
-def parts(*content: Any, role: str = "user") -> dict[str, Any]:
-    return {"messages": [{"role": role, "content": list(content)}]}
-
-
 def post(server: RunningServer, body: Any, **options: Any) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return httpx.post(f"{server.url}/v1/chat/completions", content=content, **options)
@@ -60,11 +56,9 @@ def test_bad_requests_name_the_field(server: RunningServer, name: str, path: str
     server.wait_idle()
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"not json", b"\xff\xfe", b'{"model": "\xff"}', b"[" * 100_000, b'{"a": ' * 50_000, b"[]"]
-)
-def test_what_is_no_json_object(server: RunningServer, content: bytes) -> None:
-    assert_error(post(server, content), 400)
+def test_what_is_no_json_object(server: RunningServer) -> None:
+    for content in (b"", b"{", b"not json", b"\xff\xfe", b"[" * 100_000, b'{"a": ' * 50_000, b"[]"):
+        assert_error(post(server, content), 400)
 
 
 def test_errors_do_not_echo_the_input(server: RunningServer) -> None:
@@ -75,8 +69,9 @@ def test_errors_do_not_echo_the_input(server: RunningServer) -> None:
 
 
 def test_an_option_that_the_template_has_not_is_named_beside_a_picture(server: RunningServer) -> None:
-    body = parts({"type": "image_url", "image_url": {"url": picture()}}) | {"model": "tiny"}
-    body["chat_template_kwargs"] = {"add_vision_id": True}
+    content = [{"type": "image_url", "image_url": {"url": picture()}}]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+    body |= {"chat_template_kwargs": {"add_vision_id": True}}
     assert assert_error(post(server, body), 400)["param"] == "chat_template_kwargs.add_vision_id"
 
 
@@ -88,27 +83,6 @@ def test_an_unknown_model_is_404(server: RunningServer) -> None:
     assert "there is no speech model here" in assert_error(speech, 404)["message"]
     assert_error(httpx.get(f"{server.url}/v1/models/nope"), 404)
     assert 'model="nope"' not in httpx.get(f"{server.url}/metrics").text
-
-
-def test_paths_and_methods(server: RunningServer) -> None:
-    assert assert_error(httpx.get(f"{server.url}/nope"), 404)["type"] == "not_found_error"
-    assert_error(httpx.get(f"{server.url}/v1/chat/completions"), 405)
-    assert_error(httpx.post(f"{server.url}/v1/models"), 405)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json", "/v1/models", "/v1/models/tiny"),
-        *("/v1/audio/voices", "/v1/audio/voices/nova"),
-    ],
-)
-def test_head_is_answered_as_get_without_the_body(server: RunningServer, path: str) -> None:
-    with httpx.Client(base_url=server.url) as client:
-        got, head = client.get(path), client.head(path)
-        assert (head.status_code, head.headers["content-type"]) == (200, got.headers["content-type"])
-        assert head.content == b"" and int(head.headers["content-length"]) > 0
-        assert client.get(path).status_code == 200  # the connection was kept and is in step
 
 
 def test_bodies_over_the_limit_are_413(server: RunningServer) -> None:
@@ -142,22 +116,15 @@ def test_a_failure_before_the_first_token_has_a_status(server: RunningServer) ->
         assert assert_error(post(server, body), 500)["code"] == "fake_failure"
 
 
-@pytest.mark.parametrize("path", ["/v1/realtime?model=tiny", "/v1/audio/speech/stream"])
-def test_the_answer_to_a_handshake_has_the_request_id_too(server: RunningServer, path: str) -> None:
-    url = server.url.replace("http", "ws") + path
-    with connect(url, additional_headers={"x-request-id": "mine-1"}) as socket:
-        assert socket.response is not None and socket.response.headers["x-request-id"] == "mine-1"
-    with connect(url) as socket:
-        assert socket.response is not None and socket.response.headers["x-request-id"].startswith("req_")
-
-
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [("abc-123", True), ("req_9.x:y", True), ("", False), ("a b", False), ("x" * 129, False), ("é".encode(), False)],
-)
-def test_a_request_id_is_kept_if_it_is_a_good_one(server: RunningServer, given: str | bytes, kept: bool) -> None:
-    told = httpx.get(f"{server.url}/health", headers={"x-request-id": given}).headers["x-request-id"]
-    assert told == given if kept else told.startswith("req_")
+def test_a_request_id_is_kept_if_it_is_a_good_one(server: RunningServer) -> None:
+    """In the answer to a handshake, too."""
+    for given in ("abc-123", "req_9.x:y", "", "a b", "x" * 129, "é".encode()):
+        told = httpx.get(f"{server.url}/health", headers={"x-request-id": given}).headers["x-request-id"]
+        assert told == given if given in ("abc-123", "req_9.x:y") else told.startswith("req_")
+    for path in ("/v1/realtime?model=tiny", "/v1/audio/speech/stream"):
+        for headers, begin in (({"x-request-id": "mine-1"}, "mine-1"), ({}, "req_")):
+            with connect(server.url.replace("http", "ws") + path, additional_headers=headers) as socket:
+                assert socket.response is not None and socket.response.headers["x-request-id"].startswith(begin)
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):
@@ -190,62 +157,26 @@ def test_messages_name_the_field_and_what_it_takes() -> None:
         assert (error.status, error.param, error.message) == (400, param, message)
 
 
-MESSAGE = {"role": "user", "content": "x"}
-VIDEO = [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "data:", "num_frames": 10**30}}]}]
-CHAT = {"model": "tiny", "messages": [MESSAGE]}
+SCHEMAS = {"chat": ChatRequestBody, "speech": SpeechRequestBody, "session": SessionParams}
 
 
-@pytest.mark.parametrize(
-    ("kind", "body", "param"),
-    [
-        *((ChatRequestBody, CHAT | {name: 10**600}, name) for name in ("min_tokens", "n")),
-        (ChatRequestBody, CHAT | {"messages": VIDEO}, "messages[0].content[0].video_url.num_frames"),
-        (ChatRequestBody, CHAT | {"mm_processor_kwargs": {"max_frames": 10**600}}, "mm_processor_kwargs.max_frames"),
-        (
-            ChatRequestBody,
-            CHAT | {"audio": {"format": "wav", "inference_timesteps": 10**600}},
-            "audio.inference_timesteps",
-        ),
-        (SpeechRequestBody, {"input": "x", "inference_timesteps": -(10**600)}, "inference_timesteps"),
-        (SessionParams, {"audio": {"output": {"inference_timesteps": 10**600}}}, "audio.output.inference_timesteps"),
-        (SessionParams, {"audio": {"output": {"format": {"rate": 10**400}}}}, "audio.output.format.rate"),
-    ],
-)
-def test_numbers_of_many_digits_are_refused_with_the_limit(kind: Any, body: Any, param: str) -> None:
+def test_numbers_of_many_digits_are_refused_with_the_limit() -> None:
     """To repeat them would push the limit out of the message."""
-    with pytest.raises(msgspec.ValidationError) as caught:
-        parse(json.dumps(body), kind)
-    error = as_api_error(caught.value)
-    assert error.param == param
-    assert re.fullmatch(r"must be at (most|least) \d{1,10}\.", error.message.removeprefix(f"{param}: "))
+    for schema, param, body in rows(__file__, "digits.jsonl"):
+        with pytest.raises(msgspec.ValidationError) as caught:
+            parse(re.sub(r'"(-?)@"', rf"\g<1>1{'0' * 600}", json.dumps(body)), SCHEMAS[schema])
+        error = as_api_error(caught.value)
+        assert error.param == param
+        assert re.fullmatch(r"must be at (most|least) \d{1,10}\.", error.message.removeprefix(f"{param}: "))
 
 
-@pytest.mark.parametrize(
-    ("raw", "param", "message"),
-    [
-        (b"", None, "The JSON is not valid: it ends too early."),
-        (b'{"name": "secret', None, "The JSON is not valid: it ends too early."),
-        (b'{"name": secret}', None, "The JSON is not valid: invalid character (byte 9)."),
-        (b'{"name": NaN}', None, "The JSON is not valid: invalid character (byte 9)."),
-        (
-            b'{"name": "\\ud800 and more"}',
-            None,
-            "The JSON is not valid: unexpected end of escaped utf-16 surrogate pair (byte 16).",
-        ),
-        (b'{"name": "\xff"}', None, "The JSON is not valid: it is not UTF-8."),
-        (b"{} more", None, "The JSON is not valid: trailing characters (byte 4)."),
-        (b'{"name": "n", "other": ' + b"[" * 500_000, None, "The JSON is not valid: it is nested too deeply."),
-        (b'{"count": ' + b"9" * 5000 + b"}", "count", "count: must have at most 4300 digits."),
-        (b'{"bias": {"' + b"9" * 5000 + b'": 1}}', "bias", "bias: each key must have at most 4300 digits."),
-        (b'{"inner": {"size": 1e999}}', "inner.size", "inner.size: must be at most 2."),
-        (b'{"bias": {"3": 1e999}}', "bias", "bias: each value must be between -1.8e+308 and 1.8e+308."),
-    ],
-)
-def test_messages_say_why_json_cannot_be_read(raw: bytes, param: str | None, message: str) -> None:
-    with pytest.raises((msgspec.DecodeError, RecursionError, UnicodeDecodeError)) as caught:
-        parse(raw, Lenient)
-    error = as_api_error(caught.value)
-    assert (error.status, error.param, error.message) == (400, param, message)
+def test_messages_say_why_json_cannot_be_read() -> None:
+    """Rows: bytes as characters, in which @ stands for a sign that often."""
+    for raw, sign, times, param, message in rows(__file__, "unread.jsonl"):
+        with pytest.raises((msgspec.DecodeError, RecursionError, UnicodeDecodeError)) as caught:
+            parse(raw.replace("@", sign * times).encode("latin-1"), Lenient)
+        error = as_api_error(caught.value)
+        assert (error.status, error.param, error.message) == (400, param, message)
 
 
 def test_a_byte_order_mark_is_ignored() -> None:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 from markupsafe import escape
-from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from service.api.chat.schema import NOT_SPOKEN, REFUSED, ChatRequestBody, StreamOptions
-from service.api.http.connections import FREE_CHUNKS, MIN_CHUNK
 from service.api.http.openapi import fields
 from service.hub.catalog import Catalog, HostedModel
-from tests.api.http.raw import parse, read_answer, read_to_end, send
 from tests.api.test_page import Document
 from tests.support.fake_chat import fake_catalog
+from tests.support.rows import rows
 from tests.support.servers import RunningServer, running_server
 
 USER = {"role": "user", "content": "hello"}
@@ -29,116 +29,33 @@ def post(server: RunningServer, **fields: Any) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/chat/completions", json={"model": "tiny", "messages": [USER], **fields})
 
 
-@pytest.mark.parametrize(
-    ("head", "status", "said"),
-    [
-        (b"nonsense\r\n\r\n", 400, "HTTP/1.1"),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "HTTP/1.1"),
-        (b"GET / HTTP/1.1\r\n\r\n", 400, "HTTP/1.1"),
-        (b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400, "HTTP/1.1"),
-        (b"GET / HTTP/1.1\r\nhost: a\r\nbad header\r\n\r\n", 400, "HTTP/1.1"),
-        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1, 2\r\n\r\n", 400, "HTTP/1.1"),
-        (
-            b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-            400,
-            "HTTP/1.1",
-        ),
-        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n", 501, "Transfer encodings"),
-        (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 70_000, 431, "64 KiB"),
-        (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431, "64 KiB"),
-        (b"GET /" + b"y" * 70_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n", 431, "64 KiB"),
-    ],
-)
-def test_what_is_no_http_is_refused_like_everything_else(
-    server: RunningServer, head: bytes, status: int, said: str
-) -> None:
-    with send(server, head) as connection:
-        answer = parse(read_to_end(connection))
-    assert answer.status == status and answer.headers["connection"] == "close"
-    assert said in answer.error["message"]
+def test_a_path_tells_its_methods_and_answers_head_as_get_without_the_body(server: RunningServer) -> None:
+    with httpx.Client(base_url=server.url) as client:
+        for path, allowed in rows(__file__, "methods.jsonl"):
+            refused = client.put(path)
+            assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+            assert refused.json()["error"]["message"] == f"Method not allowed; this path allows {allowed}."
+            if "HEAD" in allowed:
+                got, head = client.get(path), client.head(path)
+                assert (head.status_code, head.headers["content-type"]) == (200, got.headers["content-type"]), path
+                assert head.content == b"" and int(head.headers["content-length"]) > 0
+                assert client.get(path).status_code == 200, "the connection was kept and is in step"
 
 
-def test_a_body_that_breaks_off_in_nonsense_is_refused(server: RunningServer) -> None:
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-    with send(server, head + b"zz\r\n") as connection:
-        assert parse(read_to_end(connection)).status == 400
-    server.wait_idle()
-
-
-def test_a_body_in_very_many_tiny_chunks_is_refused(server: RunningServer) -> None:
-    """Chunks of a byte took the event loop for seconds, in which nobody else was served."""
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1}).encode()
-
-    def chunked(count: int, size: int) -> bytes:
-        padded = body.ljust(count * size)
-        pieces = [padded[start : start + size] for start in range(0, count * size, size)]
-        return head + b"".join(b"%x\r\n%b\r\n" % (size, piece) for piece in pieces)
-
-    end = b"0\r\n\r\n"
-    for count, size in ((FREE_CHUNKS, 1), (2 * FREE_CHUNKS, MIN_CHUNK)):
-        with send(server, chunked(count, size) + end) as connection:
-            assert read_answer(connection).status == 200
-    with send(server, chunked(FREE_CHUNKS + 1, MIN_CHUNK - 1)) as connection:
-        refused = parse(read_to_end(connection))
-    assert refused.status == 400 and f"at least {MIN_CHUNK} bytes" in refused.error["message"]
-    server.wait_idle()
-
-
-@pytest.mark.parametrize(
-    ("path", "allowed"),
-    [
-        ("/v1/chat/completions", "POST"),
-        ("/v1/audio/voices", "GET, HEAD, POST"),
-        ("/v1/audio/voices/anna", "DELETE, GET, HEAD"),
-        ("/v1/models", "GET, HEAD"),
-        ("/v1/models/tiny", "GET, HEAD"),
-        ("/health", "GET, HEAD"),
-        ("/docs", "GET, HEAD"),
-        ("/openapi.json", "GET, HEAD"),
-    ],
-)
-def test_a_path_tells_its_methods(server: RunningServer, path: str, allowed: str) -> None:
-    refused = httpx.put(server.url + path)
-    assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
-    assert refused.json()["error"]["message"] == f"Method not allowed; this path allows {allowed}."
-
-
-@pytest.mark.parametrize(
-    ("path", "meant"),
-    [
-        ("/chat/completions", "/v1/chat/completions"),
-        ("/v1/chat/completions/", "/v1/chat/completions"),
-        ("/v1/v1/models", "/v1/models"),
-        ("//v1/audio/speech", "/v1/audio/speech"),
-        ("/v1/health", "/health"),
-        ("/v1/score", "/v1/rerank"),
-    ],
-)
-def test_a_path_that_is_almost_one_tells_which(server: RunningServer, path: str, meant: str) -> None:
+def test_a_path_that_is_almost_one_tells_which(server: RunningServer) -> None:
     """A base URL without /v1, or with it twice, is the most common mistake of a client."""
-    missing = httpx.post(server.url + path, json={})
-    assert missing.status_code == 404
-    assert missing.json()["error"]["message"] == f"This server has no such path; did you mean {meant}?"
-
-
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("/v1/responses", "This path is not a WebSocket: send an HTTP request without an upgrade."),
-        ("/v1/realtime/?model=tiny", "This server has no such path; did you mean /v1/realtime?"),
-        ("/realtime", "This server has no such path; did you mean /v1/realtime?"),
-        ("/v1/nope", "This server has no such path; GET /docs describes the others."),
-        ("/v1/models", "This path is not a WebSocket: send an HTTP request without an upgrade."),
-    ],
-)
-async def test_a_handshake_with_a_path_that_is_no_socket_is_told(server: RunningServer, path: str, said: str) -> None:
-    with pytest.raises(InvalidStatus) as refusal:
-        await connect(server.url.replace("http", "ws") + path)
-    response = refusal.value.response
-    assert response.status_code == 404 and response.headers["x-request-id"].startswith("req_")
-    error = json.loads(response.body or b"")["error"]
-    assert (error["message"], error["code"], error["type"]) == (said, "not_found", "not_found_error")
+    for scheme, path, said in rows(__file__, "paths.jsonl"):
+        response: Any
+        if scheme == "ws":
+            with pytest.raises(InvalidStatus) as refusal:
+                connect(server.url.replace("http", "ws") + path)
+            response = refusal.value.response
+            error = json.loads(response.body or b"")["error"]
+        else:
+            response = httpx.post(server.url + path, json={})
+            error = response.json()["error"]
+        assert response.status_code == 404 and response.headers["x-request-id"].startswith("req_")
+        assert (error["message"], error["code"], error["type"]) == (said, "not_found", "not_found_error")
 
 
 def test_the_description_asks_for_a_key_where_one_is_needed(server: RunningServer) -> None:
@@ -178,10 +95,10 @@ def test_a_field_that_nothing_reads_is_logged_once(server: RunningServer, caplog
     ]
 
 
-@pytest.mark.parametrize("name", ["transcriptions", "translations"])
-def test_who_asks_for_recognition_is_told_that_there_is_none(server: RunningServer, name: str) -> None:
-    url = f"{server.url}/v1/audio/{name}"
-    for answer in (httpx.post(url, files={"file": b"RIFF" * 99_999}, data={"model": "whisper-1"}), httpx.post(url)):
+def test_who_asks_for_recognition_is_told_that_there_is_none(server: RunningServer) -> None:
+    form: dict[str, Any] = {"files": {"file": b"RIFF" * 99_999}, "data": {"model": "whisper-1"}}
+    for name, asked in product(("transcriptions", "translations"), (form, {})):
+        answer = httpx.post(f"{server.url}/v1/audio/{name}", **asked)
         assert answer.status_code == 404 and answer.json()["error"]["code"] == "no_speech_recognition"
 
 
@@ -193,21 +110,17 @@ def test_models_say_what_they_take(server: RunningServer) -> None:
     assert [card["architecture"] for card in cards] == [taken, taken]
 
 
-def speakers(*names: str) -> list[HostedModel]:
-    template = fake_catalog().models[0]
-    return [HostedModel((name,), "speech", template.checkpoint, None, 1) for name in names]
-
-
 def test_clients_made_for_openai_find_the_only_speech_model() -> None:
     chat = fake_catalog().models[0]
-    for name in ("tts-1", "tts-1-hd-1106", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15"):
-        catalog = Catalog([chat, *speakers("voice")])
-        found = catalog.get(name)
-        assert found is not None and found.name == "voice"
-        assert Catalog([chat, *speakers("one", "two")]).get(name) is None
-        assert Catalog([chat]).get(name) is None
-    named = Catalog([chat, *speakers("tts-1", "other")]).get("tts-1")
-    assert named is not None and named.name == "tts-1"
+
+    def found(name: str, *speakers: str) -> str | None:
+        hosted = [HostedModel((one,), "speech", chat.checkpoint, None, 1) for one in speakers]
+        model = Catalog([chat, *hosted]).get(name)
+        return model and model.name
+
+    for name in ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15"):
+        assert [found(name, *speakers) for speakers in (["voice"], ["one", "two"], [])] == ["voice", None, None]
+    assert found("tts-1", "tts-1", "other") == "tts-1"
 
 
 def test_null_means_left_out(server: RunningServer) -> None:
@@ -223,21 +136,14 @@ def response(server: RunningServer) -> httpx.Response:
     return httpx.get(f"{server.url}/docs")
 
 
-@pytest.fixture(scope="module")
-def page(response: httpx.Response) -> Document:
-    return Document(response.text)
-
-
-def test_nothing_is_loaded_from_anywhere(response: httpx.Response, page: Document) -> None:
+def test_nothing_is_loaded_from_anywhere_and_anchors_are_unique(response: httpx.Response) -> None:
+    page = Document(response.text)
     assert response.status_code == 200 and response.headers["content-type"].startswith("text/html")
     assert not re.search(r"https?://|url\(|@import|//[a-z]+\.", response.text)
     assert "script" not in {tag for tag, _ in page.elements}
     targets = {target for name in ("href", "src", "action", "data", "srcset") for target in page.values(name)}
     assert targets - {f"#{id}" for id in page.values("id")} == {"data:,", "openapi.json"}
     assert "default-src 'none'" in response.headers["content-security-policy"]
-
-
-def test_anchors_are_unique(page: Document) -> None:
     assert len(page.values("id")) == len(set(page.values("id")))
 
 

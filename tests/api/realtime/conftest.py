@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
@@ -35,11 +34,6 @@ class Conversing:
     def connect(self, query: str = "model=tiny", **options: Any) -> connect:
         url = self.server.url.replace("http", "ws") + f"/v1/realtime?{query}"
         return connect(url, max_size=None, open_timeout=GENEROUS, **options)
-
-    def responses(self) -> dict[str, int]:
-        lines = httpx.get(f"{self.server.url}/metrics", timeout=GENEROUS).text.splitlines()
-        counts = [line for line in lines if line.startswith('reprise_realtime_responses_total{model="tiny"')]
-        return {line.split('status="')[1].split('"')[0]: int(float(line.split()[-1])) for line in counts}
 
 
 def shown(message: ChatMessage) -> str:

@@ -20,6 +20,7 @@ from tests.api.realtime.conftest import Event, add, kinds, message, refused, sai
 from tests.media.samples import tone
 from tests.media.test_voice_activity import recording
 from tests.support.fake_hearing import hearing_catalog
+from tests.support.refusals import cases
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 
@@ -81,13 +82,6 @@ def one(events: list[Event], kind: str) -> Event:
     return event
 
 
-async def up_to_error(socket: ClientConnection) -> list[Event]:
-    events = [await said(socket)]
-    while events[-1]["type"] != "error":
-        events.append(await said(socket))
-    return events
-
-
 @pytest.mark.parametrize("chunk", [2401, None])
 @pytest.mark.parametrize("told", [False, True])
 async def test_a_turn_is_found_written_down_and_answered(talk: ClientConnection, told: bool, chunk: int | None) -> None:
@@ -146,7 +140,7 @@ async def test_fields_of_what_is_heard(talk: ClientConnection) -> None:
     assert [field["param"] for field in updated["unsupported"]] == params
     await append(talk, pcm(TURN))
     await tell(talk, "conversation.item.retrieve", item_id="nobody")
-    events = await up_to_error(talk)
+    events = await up_to(talk, "error")
     turn = [STARTED, STOPPED, f"{BUFFER}.committed", "conversation.item.added", "conversation.item.done"]
     assert kinds(events) == [*turn, *turn, "error"], "the pause after the first sentence is shorter than 500 ms"
     assert events[0]["audio_start_ms"] == pytest.approx(1000 * (0.5 + BEGIN), abs=100)
@@ -154,18 +148,9 @@ async def test_fields_of_what_is_heard(talk: ClientConnection) -> None:
     assert updated["session"]["audio"]["input"]["turn_detection"]["eagerness"] == "low"
     session = {"type": "transcription"}
     assert (await refused(talk, "session.update", session=session))["param"] == "session.type"
-    for heard, field in (
-        ({"turn_detection": {"type": "server_vad", "threshold": 2}}, "turn_detection.threshold"),
-        ({"turn_detection": {"type": "semantic_vad", "eagerness": "very"}}, "turn_detection.eagerness"),
-        ({"turn_detection": {"type": "another"}}, "turn_detection.type"),
-        ({"turn_detection": {}}, "turn_detection.type"),
-        ({"transcription": {"language": "tlh"}}, "transcription.language"),
-        ({"transcription": {"prompt": 1}}, "transcription.prompt"),
-        ({"format": {"type": "audio/pcm", "rate": 8000}}, "format.rate"),
-        ({"format": {"type": "audio/opus"}}, "format.type"),
-    ):
-        session = {"type": "realtime", "audio": {"input": heard}}
-        assert (await refused(talk, "session.update", session=session))["param"] == f"session.audio.input.{field}"
+    for case in cases("heard"):
+        session = {"type": "realtime", "audio": {"input": case["input"]}}
+        assert (await refused(talk, "session.update", session=session))["param"] == case["param"]
 
 
 async def test_an_update_that_is_refused_changes_nothing(talk: ClientConnection) -> None:
@@ -202,7 +187,7 @@ async def test_who_speaks_ends_the_answer(talk: ClientConnection, interrupts: bo
         assert done["status_details"] == {"type": "cancelled", "reason": "turn_detected"}
         assert spoken(await up_to(talk, "response.done")).endswith(" s."), "the turn is answered"
     else:
-        events = await up_to_error(talk)
+        events = await up_to(talk, "error")
         assert events[-1]["error"]["code"] == "conversation_already_has_active_response"
         assert "conversation.item.done" in kinds(events) and "response.done" not in kinds(events)
         await tell(talk, "response.cancel")
@@ -283,14 +268,14 @@ async def test_a_turn_for_which_there_is_no_room(talk: ClientConnection, monkeyp
         patch.setattr("service.api.realtime.conversation.MAX_PARTS", 0)
         await append(talk, pcm(np.concatenate([TURN, TURN])), None)
         for _ in range(2):
-            events = await up_to_error(talk)
+            events = await up_to(talk, "error")
             assert events[-1]["error"]["code"] == "conversation_full"
             assert kinds(events) == [STARTED, STOPPED, "error"]
     await append(talk, pcm(TURN))
     await up_to(talk, "response.done")
 
 
-SECOND = (tone(440, 24_000) * 32_767).astype("<i2")
+SECOND = pcm(tone(440, 24_000))
 HEARD = "conversation.item.input_audio_transcription"
 
 
@@ -315,10 +300,8 @@ async def configure(socket: ClientConnection, kind: str = "transcription", **hea
 
 async def speak(socket: ClientConnection, data: bytes, *, pieces: int = 10) -> list[Event]:
     """The events that answer audio which comes in pieces."""
-    size = -(-len(data) // pieces)
-    for start in range(0, len(data), size):
-        await tell(socket, "input_audio_buffer.append", audio=base64.b64encode(data[start : start + size]).decode())
-    await tell(socket, "input_audio_buffer.commit")
+    await append(socket, data, -(-len(data) // pieces))
+    await tell(socket, f"{BUFFER}.commit")
     return await up_to(socket, f"{HEARD}.completed")
 
 
@@ -326,7 +309,7 @@ async def test_a_session_of_transcripts(scribe: ClientConnection) -> None:
     options = {"model": "gpt-4o-transcribe", "language": "de", "prompt": "Anna", "delay": "low"}
     updated = await configure(scribe, transcription=options, turn_detection=None)
     assert updated["session"]["audio"]["input"]["transcription"] == options and "unsupported" not in updated
-    first, second = [await speak(scribe, SECOND.tobytes()) for _ in range(2)]
+    first, second = [await speak(scribe, SECOND) for _ in range(2)]
     assert kinds(first) == [
         *("input_audio_buffer.committed", "conversation.item.added", "conversation.item.done"),
         *(f"{HEARD}.delta", f"{HEARD}.completed"),
@@ -349,12 +332,11 @@ async def test_null_ends_the_telling_of_transcripts(server: RunningServer, scrib
             assert kept["session"]["audio"]["input"]["transcription"] == {"language": "de"}
             ended = await configure(socket, kind, transcription=None)
             assert ended["session"]["audio"]["input"]["transcription"] is None
-            await tell(socket, "input_audio_buffer.append", audio=base64.b64encode(SECOND.tobytes()).decode())
-            await tell(socket, "input_audio_buffer.commit")
             if told:
-                events = await up_to(socket, f"{HEARD}.completed")
-                assert events[-1]["languages"] != [{"code": "de"}], "the hint is gone, too"
+                assert (await speak(socket, SECOND))[-1]["languages"] != [{"code": "de"}], "the hint is gone, too"
             else:
+                await append(socket, SECOND)
+                await tell(socket, f"{BUFFER}.commit")
                 await tell(socket, "response.create", response={"output_modalities": ["text"]})
                 assert f"{HEARD}.completed" not in kinds(await up_to(socket, "response.done"))
 
@@ -366,7 +348,7 @@ async def test_live_pieces_are_told_from_turns(server: RunningServer, monkeypatc
     async with dial(server, "intent=transcription") as live, dial(server, "model=tiny") as talk:
         await configure(talk, "realtime", transcription={})
         for socket, seconds in ((live, 1), (live, 3), (talk, 1)):
-            heard = await speak(socket, np.tile(SECOND, seconds).tobytes())
+            heard = await speak(socket, SECOND * seconds)
             assert heard[-1]["transcript"] == f"{seconds:.2f} s."
     assert told == [True, False, False]
 
@@ -386,27 +368,26 @@ async def test_telephones_in_a_session_of_transcripts(scribe: ClientConnection, 
 
 
 async def test_the_buffer(scribe: ClientConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (await refused(scribe, "input_audio_buffer.commit"))["code"] == "input_audio_buffer_commit_empty"
-    assert (await refused(scribe, "input_audio_buffer.append", audio="%"))["param"] == "audio"
-    audio = base64.b64encode(SECOND.tobytes()).decode()
-    await tell(scribe, "input_audio_buffer.append", audio=audio)
-    await tell(scribe, "input_audio_buffer.clear")
-    assert kinds(await up_to(scribe, "input_audio_buffer.cleared")) == ["input_audio_buffer.cleared"]
-    assert (await refused(scribe, "input_audio_buffer.commit"))["code"] == "input_audio_buffer_commit_empty"
+    assert (await refused(scribe, f"{BUFFER}.commit"))["code"] == "input_audio_buffer_commit_empty"
+    assert (await refused(scribe, f"{BUFFER}.append", audio="%"))["param"] == "audio"
+    await append(scribe, SECOND, None)
+    await tell(scribe, f"{BUFFER}.clear")
+    assert kinds(await up_to(scribe, f"{BUFFER}.cleared")) == [f"{BUFFER}.cleared"]
+    assert (await refused(scribe, f"{BUFFER}.commit"))["code"] == "input_audio_buffer_commit_empty"
     monkeypatch.setattr(listening, "MAX_SECONDS", 1)
-    await tell(scribe, "input_audio_buffer.append", audio=audio)
-    assert (await refused(scribe, "input_audio_buffer.append", audio=audio))["code"] == "input_audio_buffer_full"
-    await tell(scribe, "input_audio_buffer.clear")
-    await up_to(scribe, "input_audio_buffer.cleared")
-    await tell(scribe, "input_audio_buffer.append", audio=base64.b64encode(bytes(20)).decode())
-    await tell(scribe, "input_audio_buffer.commit")
+    await append(scribe, SECOND, None)
+    full = await refused(scribe, f"{BUFFER}.append", audio=base64.b64encode(SECOND).decode())
+    assert full["code"] == "input_audio_buffer_full"
+    await tell(scribe, f"{BUFFER}.clear")
+    await up_to(scribe, f"{BUFFER}.cleared")
+    await append(scribe, bytes(20))
+    await tell(scribe, f"{BUFFER}.commit")
     failed = (await up_to(scribe, f"{HEARD}.failed"))[-1]
     assert "too short" in failed["error"]["message"] and failed["error"]["type"] == "invalid_request_error"
-    await tell(scribe, "input_audio_buffer.append", audio=base64.b64encode(bytes(1)).decode())
-    half = await refused(scribe, "input_audio_buffer.commit")
-    assert half["code"] == "input_audio_buffer_commit_empty", "half a sample"
-    await tell(scribe, "input_audio_buffer.clear")
-    assert (await speak(scribe, SECOND.tobytes()))[-1]["transcript"] == "1.00 s."
+    await append(scribe, bytes(1))
+    assert (await refused(scribe, f"{BUFFER}.commit"))["code"] == "input_audio_buffer_commit_empty", "half a sample"
+    await tell(scribe, f"{BUFFER}.clear")
+    assert (await speak(scribe, SECOND))[-1]["transcript"] == "1.00 s."
 
 
 async def test_audio_counts_until_it_is_written_down(
@@ -419,5 +400,5 @@ async def test_audio_counts_until_it_is_written_down(
         return await pieces_of(*given)
 
     monkeypatch.setattr(listening, "pieces_of", spied)
-    await speak(scribe, SECOND.tobytes())
-    assert pending[0] >= SECOND.nbytes
+    await speak(scribe, SECOND)
+    assert pending[0] >= len(SECOND)

@@ -139,26 +139,13 @@ def test_they_may_be_drawn_anew(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def describe(heard: Heard, **form: str) -> httpx.Response:
-    parts = {name: (None, value) for name, value in form.items()}
-    return heard.http.post("/v1/audio/voices", files=parts)
-
-
 def test_a_described_voice_is_kept(heard: Heard) -> None:
     form = {"name": "Old Tom", "speaker_description": "An old man, (hoarse)", "seed": "7"}
-    created = describe(heard, **form)
+    created = heard.http.post("/v1/audio/voices", files={name: (None, value) for name, value in form.items()})
     assert created.status_code == 200, created.text
     voice = created.json()
     assert voice["seconds"] > 0.3 and voice["description"] == form["speaker_description"] and "consent" not in voice
     assert same(heard.speak("old tom", seed=1), heard.speak(voice["id"], seed=2))
-    for fields, param in (
-        ({"speaker_description": "()"}, "speaker_description"),
-        ({"speaker_description": "A man", "ref_text": "It says."}, "ref_text"),
-        ({"speaker_description": "A man", "seed": "x"}, "seed"),
-        ({}, "audio_sample"),
-    ):
-        refused = describe(heard, name="Other", **fields)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
     assert heard.http.delete(f"/v1/audio/voices/{voice['id']}").status_code == 200
 
 

@@ -12,17 +12,7 @@ from hypothesis import strategies as st
 from service.api.spoken_text.lexicon import MAX_FILE_ENTRIES, MAX_GROWTH, Lexicon, LexiconFilter, load_lexicon
 from tests.support.rows import rows
 
-ENTRIES = {
-    "nginx": "engine x",
-    "IT": "I T",
-    "New York": "the city",
-    "york": "Yorkshire",
-    "C++": "C plus plus",
-    ".NET": "dot net",
-    "重庆": "虫庆",
-    "a b c": "letters",
-    "Σ1": "sigma one",
-}
+ENTRIES: dict[str, str] = dict(rows(__file__, "entries.jsonl"))
 
 
 def said(text: str, *lexicons: Lexicon) -> str:

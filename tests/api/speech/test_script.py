@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, cast
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from service.api.speech.request import SpeechJob
 from service.api.speech.speaker import Speaker
 from service.api.spoken_text.lexicon import Lexicon
 from service.api.spoken_text.text_splitting import words_of
+from tests.support.rows import rows
 
 
 def job(**changes: Any) -> SpeechJob:
@@ -24,10 +24,11 @@ def job(**changes: Any) -> SpeechJob:
     return SpeechJob(**{**unused, **fields, "granularity": "none", "segment_length": 400, **changes})
 
 
-def script(text: str, **changes: Any) -> Script:
+def script(*chunks: str, **changes: Any) -> Script:
     reader, told = ScriptReader(job(**changes)), Script()
-    for part in reader.feed(text, final=True):
-        told.add(part)
+    for index, chunk in enumerate(chunks, 1):
+        for part in reader.feed(chunk, final=index == len(chunks)):
+            told.add(part)
     assert reader.error is None
     return told
 
@@ -65,80 +66,38 @@ def test_pauses_lie_between_what_is_spoken() -> None:
 
 
 LEXICON = Lexicon({"PG": "p g 13", "nginx": "engine x", "New York": "the city"})
-CUT = [
-    "# In 1999\n\nit cost **$3.50**. Dr. Lee 😀 paid   5% more! And then he left at 5:30 p.m. on Nov 22, 2026.",
-    "PG nginx 2. In New York, nginx is PG. 3 times.",
-    "(A whisper)Come closer. Now, 2 steps.",
-    "[pause:1s] ... [pause:1s]One.[pause:2s]!?[pause:500ms]Two 2. Three.[pause:3s] ",
-    "他在1999年买了3.5公斤苹果，花了￥20。然后PG 5%！这是<W3C>。",
-    "12345678901234567890 " * 8 + "words after it, and 7 more.",
-    "One. [pause:1.5s]Two [pause:300ms] [PAUSE:.5s]three[pause:1s]",
-    "[pause:1s][a link](http://x.y/z) and [pa](http://x.y) [pausing: a while](http://x.y)",
-    "**[pause:250ms]** a [b] [p] [pause] c [",
-    "# [pause:1s] Title\n\n- [x](y)[pause:2s]",
-    "<b>bold</b> < 5 <!-- gone --> <speak>no SSML here",
-    "<speak>Hi.</speak>",
-    " \n<?xml version='1.0'?>\n<speak>Ready?<break time='500ms'/>Go to <sub alias=\"gate > seven\">G7</sub>.</speak>",
-    "<speak>A &amp; B &#8364;5<!-- a > b --> <p><s>One.</s><s>Two.</s></p></speak>\n",
-    "<speak>The <sub alias='World Health Organization'>WHO</sub> says: 5 kg.<break time='1s'/>wash &amp; dry.</speak>",
-    "<speak>这是<sub alias='万维网'>W3C</sub>。<break strength='weak'/></speak>",
-    "<speaker>no SSML</speaker>",
-    "<?but no speak",
-]
+CUT: list[str] = rows(__file__, "cut_texts.jsonl")
 MIXED = st.lists(st.sampled_from([*CUT[:11], "It costs $5,", "nginx.", "PG", "Dr.", "so"]), max_size=6).map(" ".join)
-
-
-def in_chunks(text: str, cuts: list[int], **changes: Any) -> Script:
-    reader, told = ScriptReader(job(**changes)), Script()
-    for begin, end in pairwise([0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]):
-        for part in reader.feed(text[begin:end]):
-            told.add(part)
-    for part in reader.feed("", final=True):
-        told.add(part)
-    assert reader.error is None
-    return told
-
-
-def cuts_do_not_matter(text: str, cuts: list[int], granularity: str) -> None:
-    changes: dict[str, Any] = {"granularity": granularity, "lexicons": (LEXICON,), "segment_length": 60}
-    assert in_chunks(text, cuts, **changes) == script(text, **changes)
 
 
 @given(st.sampled_from(CUT) | MIXED, st.lists(st.integers(0, 300)), st.sampled_from(["clause", "sentence", "none"]))
 def test_however_a_text_is_cut_it_is_the_same_script(text: str, cuts: list[int], granularity: str) -> None:
-    cuts_do_not_matter(f"{text} so" if not text.strip() else text, cuts, granularity)
+    text = text if text.strip() else f"{text} so"
+    changes: dict[str, Any] = {"granularity": granularity, "lexicons": (LEXICON,), "segment_length": 60}
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    assert script(*(text[begin:end] for begin, end in pairwise(places)), **changes) == script(text, **changes)
 
 
-@pytest.mark.parametrize(
-    ("text", "after"),
-    [
-        ("First of all we paid $5, then Dr. Lee left. And on", ["$5, the", "left. An"]),
-        ("One.[pause:1s] Two three, four. Five", ["[pause:1s] ", "four. Fiv"]),
-        ("<speak>Is it 5 kg?<break/>Yes, it is. So</speak>", ["<break/>", "is. So"]),
-        ("今天是2026年11月22日，我们去公园吧。好", ["日，我", "吧。好"]),
-    ],
-)
-def test_a_clause_is_released_with_the_first_word_behind_it(text: str, after: list[str]) -> None:
+def test_a_clause_is_released_with_the_first_word_behind_it() -> None:
     """What a listener waits for."""
-    reader = ScriptReader(job(granularity="clause", lexicons=(LEXICON,)))
-    released = [at for at, sign in enumerate(text, 1) if any(isinstance(part, str) for part in reader.feed(sign))]
-    assert released == [text.index(end) + len(end) for end in after]
+    for text, *after in (
+        ("First of all we paid $5, then Dr. Lee left. And on", "$5, the", "left. An"),
+        ("One.[pause:1s] Two three, four. Five", "[pause:1s] ", "four. Fiv"),
+        ("<speak>Is it 5 kg?<break/>Yes, it is. So</speak>", "<break/>", "is. So"),
+        ("今天是2026年11月22日，我们去公园吧。好", "日，我", "吧。好"),
+    ):
+        reader = ScriptReader(job(granularity="clause", lexicons=(LEXICON,)))
+        released = [at for at, sign in enumerate(text, 1) if any(isinstance(part, str) for part in reader.feed(sign))]
+        assert released == [text.index(end) + len(end) for end in after]
 
 
-@pytest.mark.parametrize(
-    ("chunks", "speakable"),
-    [
-        (["Hel", "lo"], [True, True]),
-        (["", " ", "<b></b>", "[pause:1s]", "..."], [False] * 5),
-        (["<speak>", "Yes", "</speak>"], [False, True, False]),
-    ],
-)
-def test_a_chunk_tells_whether_it_has_something_to_speak(chunks: list[str], speakable: list[bool]) -> None:
+def test_a_chunk_tells_whether_it_has_something_to_speak() -> None:
     """A word of a chat model has, long before its sentence is complete."""
-    reader = ScriptReader(job(granularity="sentence"))
-    for chunk, expected in zip(chunks, speakable, strict=True):
-        reader.feed(chunk)
-        assert reader.speakable == expected, chunk
+    for chunks in (("Hel", "lo"), ("", " ", "<b></b>", "[pause:1s]", "..."), ("<speak>", "Yes", "</speak>")):
+        reader = ScriptReader(job(granularity="sentence"))
+        for chunk in chunks:
+            reader.feed(chunk)
+            assert reader.speakable == (chunk in ("Hel", "lo", "Yes")), chunk
 
 
 def test_chinese_words_are_characters_with_their_signs() -> None:

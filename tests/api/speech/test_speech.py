@@ -6,8 +6,7 @@ import base64
 import json
 import socket
 import typing
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -100,6 +99,8 @@ def test_what_is_asked_for_changes_the_audio(http: httpx.Client, reference: np.n
         assert other.shape == reference.shape and np.abs(other - reference).max() > 1e-3, change
     fast = pcm(speak(http, speed=2.0).content)
     assert abs(len(fast) - len(reference) / 2) < 0.1 * RATE
+    one, lines = (speak(http, instructions=text) for text in ("An old (man), calm", "An  old man,\n\tcalm\n"))
+    assert one.status_code == 200 and one.content == lines.content, "a description is one line"
 
 
 def test_a_clip_that_is_fetched_counts_until_it_is_decoded(
@@ -153,67 +154,19 @@ def test_what_does_not_fit_is_named(speaking: RunningServer) -> None:
     assert_refused(f"{speaking.url}/v1/audio/speech", "speech", **usual)
 
 
-def test_the_voices_that_the_openai_client_knows(http: httpx.Client, reference: np.ndarray) -> None:
+def test_voices_that_the_openai_client_knows_and_names_that_nobody_has(
+    http: httpx.Client, reference: np.ndarray
+) -> None:
     names = next(typing.get_args(part) for part in typing.get_args(Voice) if typing.get_origin(part) is typing.Literal)
     assert "alloy" in names and set(names) <= set(OPENAI_VOICES)
     for name in ("", "Default"):
         np.testing.assert_allclose(pcm(speak(http, voice=name).content), reference, atol=3e-4)
-
-
-def test_a_description_is_one_line(http: httpx.Client) -> None:
-    one, lines = (speak(http, instructions=text) for text in ("An old (man), calm", "An  old man,\n\tcalm\n"))
-    assert one.status_code == 200 and one.content == lines.content
-
-
-def test_unknown_models_and_voices(http: httpx.Client) -> None:
     assert speak(http, model="nobody").status_code == 404
     answer = speak(http, voice="nobody")
     assert answer.status_code == 404 and answer.json()["error"]["param"] == "voice"
     assert speak(http, model=None, voice=None).status_code == 200
 
 
-def long_request() -> bytes:
-    """About a minute in segments of 2.4 s."""
-    text = "This sentence is spoken again and again and again. " * 30
-    fields = {"input": text, "response_format": "pcm", "stream_format": "sse", "max_len": 15, "min_len": 15}
-    body = json.dumps(fields).encode()
-    return b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-
-
-@contextmanager
-def client(server: RunningServer, receive_buffer: int = 1 << 16) -> Iterator[socket.socket]:
-    """Has read the beginning of a long stream."""
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        connection.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
-        connection.sendall(long_request())
-        assert connection.recv(100).startswith(b"HTTP/1.1 200")
-        yield connection
-
-
-@pytest.fixture
-def small_buffers(speaking: RunningServer) -> None:
-    """Accepted connections take their buffers' sizes from the listening socket."""
-    speaking.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
-
-
-def total(http: httpx.Client, name: str, label: str = "") -> float:
-    lines = http.get("/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"reprise_{name}") and label in line)
-
-
-def wait_until_free(speaking: RunningServer, http: httpx.Client) -> None:
-    speaking.wait_idle()
-    wait(lambda: total(http, "slots_used") == 0, what="no stream is left")
-
-
-def set_write_timeout(server: RunningServer, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(
-        server.context, "settings", server.context.settings.model_copy(update={"write_timeout": seconds})
-    )
-
-
-@pytest.mark.usefixtures("small_buffers")
 def test_a_client_that_stops_reading_is_paused_until_it_reads(
     speaking: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,8 +175,19 @@ def test_a_client_that_stops_reading_is_paused_until_it_reads(
     monkeypatch.setattr(engine, "send", lambda command: (pauses.append(command), send(command)))
     # A pause comes when a second of audio waits: a machine that speaks slower than a listener hears must have made it
     # before the client is dropped.
-    set_write_timeout(speaking, monkeypatch, 600.0)
-    with client(speaking, 4096) as connection:
+    patient = speaking.context.settings.model_copy(update={"write_timeout": 600.0})
+    monkeypatch.setattr(speaking.context, "settings", patient)
+    # Accepted connections take their buffers' sizes from the listening socket.
+    speaking.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
+    text = "This sentence is spoken again and again and again. " * 30  # about a minute in segments of 2.4 s
+    fields = {"input": text, "response_format": "pcm", "stream_format": "sse", "max_len": 15, "min_len": 15}
+    body = json.dumps(fields).encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", int(speaking.url.rsplit(":", 1)[1])))
+        head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+        connection.sendall(head + body)
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
         wait(lambda: bool(pauses), what="the stream is paused")
         for _ in range(2):  # it goes on, and nothing comes of it but heartbeats
             wait(lambda seen=engine.state: engine.state is not seen, what="a heartbeat")
@@ -232,10 +196,11 @@ def test_a_client_that_stops_reading_is_paused_until_it_reads(
         while len(pauses) < 2:
             assert connection.recv(1 << 16)
         assert not pauses[1].paused
-    wait_until_free(speaking, http)
+    speaking.wait_idle()
+    wait(lambda: speaking.metric("slots_used") == 0, what="no stream is left")
 
 
-def test_metrics_of_speech(http: httpx.Client) -> None:
+def test_metrics_of_speech(speaking: RunningServer, http: httpx.Client) -> None:
     speak(http)
     speak(http, response_format="wav")
     for name in (
@@ -245,4 +210,4 @@ def test_metrics_of_speech(http: httpx.Client) -> None:
         *("step_duration_seconds_count", "speech_characters_total", "audio_encode_duration_seconds_count"),
     ):
         # Labels split a metric: on a slow machine every stream may have run dry, or none.
-        assert total(http, name) > 0, name
+        assert speaking.metric(name) > 0, name

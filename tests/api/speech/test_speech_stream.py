@@ -78,8 +78,7 @@ def config(**fields: Any) -> dict[str, Any]:
     return {"response_format": "pcm", "seed": 5, "max_len": 3, **fields}
 
 
-def set_idle(server: RunningServer, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr("service.api.speech.websocket.IDLE", seconds)
+IDLE = "service.api.speech.websocket.IDLE"
 
 
 def post(server: RunningServer, text: str) -> bytes:
@@ -92,6 +91,8 @@ def post(server: RunningServer, text: str) -> bytes:
 
 async def test_text_in_pieces_sounds_as_one_post_of_the_whole(speaking: RunningServer) -> None:
     async with session(speaking) as socket:
+        # To compress a picture of megabytes in an event would hold the event loop, and with it all sound, for long.
+        assert not socket.protocol.extensions
         await tell(socket, "session.config", **config())
         await write(socket, TEXT, 1)
         received = await heard(socket)
@@ -218,7 +219,7 @@ async def test_silence_and_what_is_never_spoken_keep_no_session(
                     await asyncio.wait({closing}, timeout=0.05)
             assert await closing == (1008, "idle"), said
 
-    set_idle(speaking, monkeypatch, 0.5)
+    monkeypatch.setattr(IDLE, 0.5)
     await asyncio.gather(closed(), *(closed(text=text) for text in ("", "<b></b>", "...")))
     await freed(speaking)
 
@@ -229,7 +230,7 @@ async def test_a_session_is_not_idle_while_it_speaks(speaking: RunningServer, mo
         await tell(socket, "session.config", **config(min_len=12, max_len=12))
         await tell(socket, "input.text", text="Hello there. And")
         await heard(socket, "audio.start")
-        set_idle(speaking, monkeypatch, 0.001)
+        monkeypatch.setattr(IDLE, 0.001)
         await tell(socket, "input.text", text="")
         received = await heard(socket, "audio.done")
         assert received[-1]["type"] == "audio.done" and len(sound(received)) == received[-1]["total_bytes"]
@@ -250,9 +251,3 @@ async def freed(server: RunningServer) -> None:
     await asyncio.to_thread(server.wait_idle)
     state = lambda: server.context.engine.state  # noqa: E731
     await until(lambda: state() is None or not state().models[0].running, what="no stream is left")
-
-
-async def test_messages_are_not_compressed(speaking: RunningServer) -> None:
-    """A picture of megabytes in an event would hold the event loop, and with it all sound, for half a second."""
-    async with session(speaking) as socket:
-        assert not socket.protocol.extensions

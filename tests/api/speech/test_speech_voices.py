@@ -39,6 +39,7 @@ from service.voices import (
 from tests.api.speech.conftest import clip
 from tests.support.fake_engine import ENDLESS, FakeEngine
 from tests.support.fake_talker import talking_catalog
+from tests.support.rows import rows
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 
@@ -89,59 +90,51 @@ def test_a_voice_from_upload_to_deletion(http: httpx.Client, directory: Path) ->
     assert not list(directory.iterdir())
 
 
-def test_there_is_a_limit(http: httpx.Client) -> None:
-    ids = [upload(http, name=f"Voice {i}").json()["id"] for i in range(3)]
+def test_there_is_a_limit_and_letters_may_be_decomposed(http: httpx.Client) -> None:
+    made = [upload(http, name=name).json() for name in ("Voice 1", "Voice 2", "Jose\u0301")]
+    assert made[2]["name"] == "José" and http.get("/v1/audio/voices/Jose%CC%81").json()["id"] == made[2]["id"]
     full = upload(http, name="One more")
     assert (full.status_code, full.json()["error"]["code"]) == (409, "too_many_voices")
-    for id_ in ids:
-        assert http.delete(f"/v1/audio/voices/{id_}").status_code == 200
+    for name in ("Voice 1", made[1]["id"], "José"):
+        assert http.delete(f"/v1/audio/voices/{name}").status_code == 200
 
 
-def test_a_name_in_decomposed_letters_is_the_composed_one(http: httpx.Client) -> None:
-    answer = upload(http, name="Jose\u0301")
-    assert (answer.status_code, answer.json()["name"]) == (200, "José")
-    assert http.get("/v1/audio/voices/Jose%CC%81").json()["id"] == answer.json()["id"]
-    assert http.delete("/v1/audio/voices/José").status_code == 200
-
-
-BAD = [
-    ({"name": None}, "name"),
-    ({"name": "../../etc"}, "name"),
-    ({"name": "x" * 65}, "name"),
-    ({"name": "alloy"}, "name"),
-    ({"name": "ＶOICE_" + "0a" * 12}, "name"),  # what a deleted voice may have been called by
-    ({"consent": None}, "consent"),
-    ({"consent": "false"}, "consent"),
-    ({"ref_text": "x" * 5000}, "ref_text"),
-    ({"ref_text": "<|audio_start|>"}, "ref_text"),
-    ({"ref_text": "聲" * 4096}, "ref_text"),  # leaves no position to speak in
-    ({"sample": b"not audio"}, "audio_sample"),
-    ({"sample": b""}, "audio_sample"),
-    ({"sample": clip(61)}, "audio_sample"),
-    ({"sample": clip()[:30]}, "audio_sample"),
+BUILT_IN = "this is the name of a built-in voice."
+BAD: list[tuple[str, str, Any]] = [
+    ("name", "this field is required.", None),
+    *(("name", "", name) for name in ("../../etc", "x" * 65)),
+    *(("name", BUILT_IN, name) for name in ("alloy", "ſage", "verſe", "ＮＯＶＡ", "DEFAULT")),
+    ("name", "", "ＶOICE_" + "0a" * 12),  # what a deleted voice may have been called by
+    *(("consent", "", consent) for consent in (None, "false")),
+    *(("ref_text", "", text) for text in ("x" * 5000, "<|audio_start|>")),
+    ("ref_text", "", "聲" * 4096),  # leaves no position to speak in
+    *(("audio_sample", "", sample) for sample in (b"not audio", b"", clip(61), clip()[:30])),
 ]
 
 
 def test_what_does_not_fit_is_named(http: httpx.Client, directory: Path) -> None:
-    for fields, param in BAD:
-        answer = upload(http, **fields)
+    for param, says, value in BAD:
+        answer = upload(http, sample=value) if param == "audio_sample" else upload(http, **{param: value})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
-    assert upload(http, name=None).json()["error"]["message"] == "name: this field is required."
+        assert answer.json()["error"]["message"].startswith(f"{param}: {says}")
     for described, message in (
+        ({"name": "A", "speaker_description": "()"}, "speaker_description: "),
+        ({"name": "A", "speaker_description": "A man", "ref_text": "It says."}, "ref_text: "),
+        ({"name": "A", "speaker_description": "A man", "seed": "x"}, "seed: "),
+        ({"name": "A"}, "audio_sample: "),
         ({"name": "Long", "speaker_description": "a calm voice " * 315}, "speaker_description: "),
         ({"name": "A", "speaker_description": "low", "audio_sample": "UklGRg=="}, "audio_sample: must be a file."),
         ({"name": "A", "ref_text": "x" * 4097}, "ref_text: too long: 4097 characters given, at most 4096 allowed."),
     ):
         answer = http.post("/v1/audio/voices", files={name: (None, text) for name, text in described.items()})
         assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(message)
-    for headers, body in (
-        ({"content-type": "application/json"}, b"{}"),
-        ({"content-type": "multipart/form-data; boundary=x"}, b"--x\r\ngarbage"),
-        ({"content-type": f"multipart/form-data; boundary={'x' * 300}"}, b"--x"),
-        ({"content-type": "multipart/form-data"}, b"--x"),
-        ({"content-type": "multipart/form-data; boundary=x"}, b'--x\r\nContent-Disposition: form-data; name="a"\r\n'),
+    for kind, body in (
+        ("application/json", b"{}"),
+        ("multipart/form-data; boundary=x", b"--x\r\ngarbage"),
+        (f"multipart/form-data; boundary={'x' * 300}", b"--x"),
+        ("multipart/form-data", b"--x"),
     ):
-        assert http.post("/v1/audio/voices", headers=headers, content=body).status_code == 400, body
+        assert http.post("/v1/audio/voices", headers={"content-type": kind}, content=body).status_code == 400, body
     many = {f"field {i}": "x" for i in range(40)}
     assert http.post("/v1/audio/voices", data=many, files={"audio_sample": b"x"}).status_code == 400
     assert not list(directory.iterdir())
@@ -176,17 +169,16 @@ def test_a_voice_deleted_while_it_is_read_is_not_cached(tmp_path: Path, monkeypa
     assert store.find(second.id) is None and store.cached(second) is None
 
 
-@pytest.mark.parametrize("cut", [b"", b"--x", b'--x\r\ncontent-disposition: form-data; name="x"; filename="a"'])
-def test_a_form_that_is_cut_or_not_utf8_is_refused(http: httpx.Client, directory: Path, cut: bytes) -> None:
+def test_a_form_that_is_cut_or_not_utf8_is_refused(http: httpx.Client, directory: Path) -> None:
     """The rest of a form whose file was cut would describe another voice."""
 
     def part(name: str, value: bytes) -> bytes:
         return f'--x\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n'.encode() + value + b"\r\n"
 
-    begun = cut + b"\r\n\r\n" + bytes(2 << 20) if b"file" in cut else cut
     described = part("speaker_description", b"a calm voice")
     for body, message in (
-        (part("name", b"Cut") + described + begun, "The form is not complete"),
+        *((part("name", b"Cut") + described + cut, "The form is not complete") for cut in (b"", b"--x")),
+        (described + part('name"; filename="a', bytes(2 << 20))[:-2], "The form is not complete"),
         (part("name", "Jürgen".encode("latin-1")) + described + b"--x--", "name: the text is not UTF-8."),
     ):
         headers = {"content-type": "multipart/form-data; boundary=x"}
@@ -208,15 +200,6 @@ def test_a_full_disk_leaves_nothing(http: httpx.Client, directory: Path, monkeyp
     monkeypatch.undo()
     id_ = upload(http, name="Too much").json()["id"]
     assert http.delete(f"/v1/audio/voices/{id_}").status_code == 200
-
-
-def test_a_voice_of_another_model_is_refused(speaking: RunningServer, http: httpx.Client) -> None:
-    latents = {"reference": np.zeros((2, 4, 8), np.float32)}
-    store = speaking.context.voices
-    voice = store.add(name="Other", encoder="someone/else@1", consent="yes", seconds=1.0, latents=latents)
-    answer = speak(http, "Other")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "voice_of_other_model")
-    store.delete(voice.id)
 
 
 def patches(count: int) -> dict[str, np.ndarray]:
@@ -338,15 +321,21 @@ def test_lookups_do_not_wait_for_writes(tmp_path: Path, monkeypatch: pytest.Monk
         assert adding.result(GENEROUS) == store.find("slow")
 
 
+def unfinished(folder: Path) -> Path:
+    """A file that is being written, beside one that was abandoned."""
+    abandoned, under_way = (folder / f"{UNFINISHED}{number}" for number in (1, 4))
+    abandoned.touch()
+    os.utime(abandoned, times=(0, 0))
+    under_way.touch()
+    return under_way
+
+
 def test_what_is_damaged_or_unfinished_is_left_out(tmp_path: Path) -> None:
     store = VoiceStore(tmp_path, 10)
     good, bad = (store.add(name=n, **ENCODED, latents=patches(1)) for n in ("good", "bad"))
     whole = (tmp_path / f"{good.id}.safetensors").read_bytes()
     (tmp_path / f"{bad.id}.safetensors").write_bytes(whole.replace(good.id.encode(), bad.id.encode())[:-1])
-    abandoned, under_way = (tmp_path / f"{UNFINISHED}{number}" for number in (1, 4))
-    abandoned.touch()
-    os.utime(abandoned, times=(0, 0))
-    under_way.touch()
+    under_way = unfinished(tmp_path)
     for number, data in enumerate([b"", b"nonsense", whole[:20], whole, save(patches(1)), save({}, {"voice": "{"})]):
         (tmp_path / f"voice_{number:024x}.safetensors").write_bytes(data)
     again = VoiceStore(tmp_path, 10)
@@ -366,7 +355,14 @@ DAMAGES: list[tuple[Callable[[np.ndarray], np.ndarray], str]] = [
 ]
 
 
-def test_a_voice_whose_file_is_damaged_is_refused_by_name(http: httpx.Client, directory: Path) -> None:
+def test_a_voice_of_another_model_or_a_damaged_file_is_refused_by_name(
+    speaking: RunningServer, http: httpx.Client, directory: Path
+) -> None:
+    store = speaking.context.voices
+    voice = store.add(name="Other", **{**ENCODED, "encoder": "someone/else@1"}, latents=patches(2))
+    answer = speak(http, "Other")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "voice_of_other_model")
+    store.delete(voice.id)
     damaged = [(lambda latents, change=change: save({"reference": change(latents)}), said) for change, said in DAMAGES]
     for write, said in [*damaged, (lambda latents: b"{", "cannot be read")]:
         id_ = upload(http, name="Broken").json()["id"]
@@ -423,48 +419,27 @@ def endless(directory: Path, **flags: Any) -> Iterator[tuple[RunningServer, Fake
         wait(lambda: talker.idle, what="the engine has nothing to do")
 
 
-def describe(url: str, **options: Any) -> httpx.Response:
-    form = {"name": "Anna", "model": "talker", "speaker_description": f"A voice {ENDLESS}"}
-    return httpx.post(f"{url}/v1/audio/voices", files={name: (None, text) for name, text in form.items()}, **options)
-
-
-def test_an_upload_ends_with_its_client(tmp_path: Path) -> None:
+def test_an_upload_ends_with_its_client_and_with_its_time(tmp_path: Path) -> None:
     """Or uploads would go on to be decoded, one after another, when nobody waits for them any more."""
+    form = {"name": (None, "Anna"), "speaker_description": (None, f"A voice {ENDLESS}")}
     with endless(tmp_path) as (server, _):
         with pytest.raises(httpx.ReadTimeout):
-            describe(server.url, timeout=httpx.Timeout(GENEROUS, read=0.5))
+            httpx.post(f"{server.url}/v1/audio/voices", files=form, timeout=httpx.Timeout(GENEROUS, read=0.5))
         server.wait_idle()
         assert not server.context.voices.voices()
-
-
-def test_an_upload_has_a_time_limit(tmp_path: Path) -> None:
     with endless(tmp_path, request_timeout=0.3) as (server, _):
-        answer = describe(server.url, timeout=GENEROUS)
+        answer = httpx.post(f"{server.url}/v1/audio/voices", files=form, timeout=GENEROUS)
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
 
 
-DISGUISES = {
-    "ſage": "sage",  # the long s
-    "aſh": "ash",
-    "ſhimmer": "shimmer",
-    "verſe": "verse",
-    "SAGE": "sage",
-    "ＮＯＶＡ": "nova",  # full width
-    "ﬁle": "file",  # a ligature
-    "Default": "default",
-    "dеfault": "dеfault",  # a Cyrillic letter is another one
-}
-
-
 def test_names_and_their_keys() -> None:
-    for name, key in DISGUISES.items():
+    """Rows: keys of names in disguise; names; and what is none, since marks would make another name of one."""
+    keys, names, none = rows(__file__, "names.jsonl")
+    for name, key in keys.items():
         assert name_key(name) == key == name_key(key)
-    for name in (DEFAULT_VOICE, *OPENAI_VOICES):
-        assert name_key(name) == name
-    for name in ("हिन्दी आवाज़", "เสียงของฉัน", "தமிழ்", "José", "ẹ́kọ", "日本", "a_b"):
-        assert is_name(unicodedata.normalize("NFC", name)), name
-    signs = ("nova\ufe0f", "日\ufe0f", "no\u034fva", "nova\u0336", "\u0301a", "ह" + "\u0941" * 64, "a\u200db", "")
-    assert not any(map(is_name, signs)), "marks would make another name of one"
+    assert all(name_key(name) == name for name in (DEFAULT_VOICE, *OPENAI_VOICES))
+    assert [name for name in names if not is_name(unicodedata.normalize("NFC", name))] == []
+    assert [name for name in (*none, "ह" + "\u0941" * 64) if is_name(name)] == []
 
 
 def test_built_in_voices_are_found_first_and_keep_their_names(tmp_path: Path) -> None:
@@ -481,11 +456,6 @@ def test_built_in_voices_are_found_first_and_keep_their_names(tmp_path: Path) ->
             body = {"input": "Hello.", "voice": voice, "response_format": "pcm"}
             assert httpx.post(f"{server.url}/v1/audio/speech", json=body).status_code == 200
             assert (talker.requests[-1].reference is not None) == cloned, voice
-        for name in ("ſage", "verſe", "ＮＯＶＡ", "DEFAULT"):
-            form = {"name": name, "consent": "true"}
-            refused = httpx.post(f"{server.url}/v1/audio/voices", data=form, files={"audio_sample": b"x"})
-            assert refused.status_code == 400 and refused.json()["error"]["param"] == "name"
-            assert refused.json()["error"]["message"] == "name: this is the name of a built-in voice."
 
 
 def test_named_references_are_kept_once_and_replaced_when_damaged(tmp_path: Path) -> None:
@@ -496,10 +466,7 @@ def test_named_references_are_kept_once_and_replaced_when_damaged(tmp_path: Path
 
     folder = tmp_path / FOLDER
     folder.mkdir()
-    kept, abandoned, under_way = (folder / name for name in ("key.safetensors", f"{UNFINISHED}a", f"{UNFINISHED}b"))
-    abandoned.touch()
-    os.utime(abandoned, times=(0, 0))
-    under_way.touch()
+    kept, under_way = folder / "key.safetensors", unfinished(folder)
     for value in (1, 2):
         save_named(tmp_path, "key", reference(value))
         np.testing.assert_array_equal(load_named(tmp_path, "key"), reference(1))
@@ -512,27 +479,19 @@ def test_named_references_are_kept_once_and_replaced_when_damaged(tmp_path: Path
     assert load_named(under_way, "key") is None
 
 
-class Encoder:
-    """An engine whose patches hold the number of their request."""
-
-    def __init__(self) -> None:
-        self.asked: list[EncodeReference] = []
-
-    def submit(self, request: EncodeReference) -> AsyncGenerator[ReferenceEncoded]:
-        self.asked.append(request)
-        return self._answer(len(self.asked))
-
-    async def _answer(self, number: int) -> AsyncGenerator[ReferenceEncoded]:
-        yield ReferenceEncoded(self.asked[-1].request_id, np.full((1, 1, 1), number, np.float32))
-
-
 async def test_kept_are_those_of_one_model_and_one_side_of_padding() -> None:
-    engine = Encoder()
-    context: Any = SimpleNamespace(engine=engine, references=LruCache(CACHED_REFERENCES))
+    asked: list[EncodeReference] = []
+
+    async def submit(request: EncodeReference) -> AsyncGenerator[ReferenceEncoded]:
+        """Patches hold the number of their request."""
+        asked.append(request)
+        yield ReferenceEncoded(request.request_id, np.full((1, 1, 1), len(asked), np.float32))
+
+    context: Any = SimpleNamespace(engine=SimpleNamespace(submit=submit), references=LruCache(CACHED_REFERENCES))
     wave = np.zeros(8, np.float32)
     cases = [(model, pad) for model in "ab" for pad in ("right", "left")]
     for _ in range(2):
         for number, (name, pad) in enumerate(cases, 1):
             model: Any = SimpleNamespace(name=name)
             assert (await encode(context, model, wave, pad)).item() == number
-    assert [(request.model, request.pad) for request in engine.asked] == cases
+    assert [(request.model, request.pad) for request in asked] == cases

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,34 +125,16 @@ def spoken(talker: FakeEngine) -> list[str]:
     return talker.texts[talker.requests[-1].request_id]
 
 
-def counted(server: RunningServer, name: str) -> float:
-    lines = httpx.get(f"{server.url}/metrics", timeout=GENEROUS).text.splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"reprise_{name}"))
-
-
-def test_numbers_of_a_request_are_spoken_as_words(talking: RunningServer, talker: FakeEngine) -> None:
-    for fields in ({"stream": False}, {"stream_format": "sse"}, {"split_granularity": "clause"}):
-        for normalize, words in ((None, WORDS), (False, NUMBERS)):
+def test_numbers_are_spoken_as_words(talking: RunningServer, talker: FakeEngine) -> None:
+    """Of a request, of a text that is being written, and of an answer, which is written as it was."""
+    for normalize, words in ((None, WORDS), (False, NUMBERS)):
+        for fields in ({"stream": False}, {"stream_format": "sse"}, {"split_granularity": "clause"}):
             assert speak(talking, NUMBERS, normalize=normalize, **fields).status_code == 200
             assert " ".join(spoken(talker)) == words
-
-
-def test_numbers_and_lexicons_of_a_text_that_is_being_written(talking: RunningServer, talker: FakeEngine) -> None:
-    for normalize, words in ((None, WORDS), (False, NUMBERS)):
         written(talking, *NUMBERS, normalize=normalize)
         assert " ".join(spoken(talker)) == words
-    written(talking, *"We use nginx, b c and 3 GIFs.", lexicon={"b c": "d"})
-    assert " ".join(spoken(talker)) == "We use engine x, d and three GIFs."
-
-
-def test_numbers_of_an_answer_are_spoken_as_words_and_written_as_they_were(
-    talking: RunningServer, talker: FakeEngine
-) -> None:
-    for normalize, heard in ((True, "five kilometers"), (False, "5 km")):
-        assert "5 km" in answered(talking, "It is 5 km.", normalize=normalize)["transcript"]
-        assert heard in " ".join(spoken(talker))
-    data = base64.b64decode(answered(talking, "One.", sample_rate=24_000)["data"])
-    assert soundfile.info(io.BytesIO(data)).frames == PATCH // 2, "a whole file says how long it is"
+        assert answered(talking, NUMBERS, normalize=normalize, voice="default")["transcript"] == NUMBERS
+        assert " ".join(spoken(talker)) == words
 
 
 def test_what_the_model_cannot_speak_is_named(talking: RunningServer) -> None:
@@ -238,11 +220,20 @@ def test_the_lexicon_of_a_request_is_before_that_of_the_server(talking: RunningS
     assert spoken(talker) == ["n g i n x GIFs graphics graphics."]
     speak(talking, "nginx GIF gif.", lexicon={})
     assert spoken(talker) == ["engine x jif gif."]
+    written(talking, *"We use nginx, b c and 3 GIFs.", lexicon={"b c": "d"})
+    assert " ".join(spoken(talker)) == "We use engine x, d and three GIFs."
 
 
-def test_the_server_names_solver_steps(talking: RunningServer, talker: FakeEngine) -> None:
-    assert speak(talking, "One.").status_code == 200 and talker.requests[-1].solver_steps == 12
-    assert speak(talking, "One.", inference_timesteps=5).status_code == 200 and talker.requests[-1].solver_steps == 5
+def test_what_the_engine_gets_of_a_request(talking: RunningServer, talker: FakeEngine) -> None:
+    """Solver steps of the server or of the request; it may retry unless a length was asked for."""
+    for fields, steps, retries in (
+        ({}, 12, RETRIES),
+        ({"inference_timesteps": 5, "stream": False}, 5, RETRIES),
+        ({"max_len": 3}, 12, 0),
+        ({"max_len": 3, "stream": False}, 12, 0),
+    ):
+        speak(talking, "One. Two.", **fields).raise_for_status()
+        assert (talker.requests[-1].solver_steps, talker.requests[-1].retries) == (steps, retries)
 
 
 def test_what_does_not_fit_is_named(talking: RunningServer) -> None:
@@ -272,20 +263,10 @@ def test_a_stream_has_the_bytes_of_the_whole_file(talking: RunningServer, name: 
         assert streamed.content == whole.content
 
 
-RATES: list[tuple[dict[str, Any], int, int]] = [
-    ({"response_format": "pcm"}, 24_000, 16),
-    ({"response_format": "pcm", "sample_rate": 48_000}, 48_000, 16),
-    ({"response_format": "pcm", "sample_rate": 16_000}, 16_000, 16),
-    ({"response_format": "ulaw"}, 8_000, 8),
-    ({"response_format": "alaw", "stream": False}, 8_000, 8),
-    *(({"response_format": name}, 48_000, 16) for name in ("wav", "flac", "mp3", "opus", "aac")),
-]
-
-
 def test_rates_of_the_formats(talking: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients made for OpenAI play pcm at 24 kHz; they do not read the headers."""
     monkeypatch.setattr(talking.context, "pcm_rate", OPENAI_PCM_RATE)
-    for fields, rate, bits in RATES:
+    for fields, rate, bits in rows(__file__, "rates.jsonl"):
         answer = speak(talking, **fields)
         headers = answer.headers
         assert (headers["x-sample-rate"], headers["x-bits-per-sample"]) == (str(rate), str(bits)), fields
@@ -294,49 +275,45 @@ def test_rates_of_the_formats(talking: RunningServer, monkeypatch: pytest.Monkey
             assert abs(len(answer.content) * 8 // bits - END * rate) < 100
 
 
-def test_encoders_are_set_up_outside_the_event_loop(talking: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FFmpeg's libraries take half a second to import, and its encoders milliseconds to set up."""
+def test_the_event_loop_neither_sets_up_encoders_nor_reads_long_texts(
+    talking: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FFmpeg's libraries take half a second to import, sixty thousand characters seconds to read."""
     threads: list[str] = []
 
-    def recorded(make: Callable[..., Any]) -> Callable[..., Any]:
-        def made(*arguments: Any, **options: Any) -> Any:
+    def note(holder: Any, name: str) -> None:
+        make = getattr(holder, name)
+
+        def noted(*arguments: Any, **options: Any) -> Any:
             threads.append(threading.current_thread().name)
             return make(*arguments, **options)
 
-        return made
+        monkeypatch.setattr(holder, name, noted)
 
-    monkeypatch.setattr(av, "open", recorded(av.open))
-    monkeypatch.setattr(lameenc, "Encoder", recorded(lameenc.Encoder))
-    monkeypatch.setattr(av.filter, "Graph", recorded(av.filter.Graph))
+    for holder, name in ((av, "open"), (lameenc, "Encoder"), (av.filter, "Graph")):
+        note(holder, name)
     for name in ("flac", "mp3", "opus", "aac", "wav"):
         speak(talking, "One. Two.", response_format=name, sample_rate=24_000).raise_for_status()
     assert len(threads) == 5 + 4  # a resampler each, and an encoder for all but wav
     assert all(name.startswith("encode") for name in threads)
+    note(TextNormaliser, "feed")
+    monkeypatch.setattr(live_text, "SMALL_TEXT", 0)
+    threads.clear()
+    written(talking, "It is 6 o'clock now. ")
+    assert (threads[0] == "server", threads[-1]) == (False, "server"), "but for the end, which has no text"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_engine_may_retry_unless_a_length_was_asked_for(
-    talking: RunningServer, talker: FakeEngine, stream: bool
-) -> None:
-    for fields, retries in (({}, RETRIES), ({"max_len": 3}, 0)):
-        speak(talking, "One. Two.", stream=stream, **fields).raise_for_status()
-        assert talker.requests[-1].retries == retries
-
-
-@pytest.mark.parametrize(("runaways", "reason"), [(0, "stop"), (1, "length")])
-def test_a_segment_that_ended_at_its_cap_is_counted_and_said(
-    talking: RunningServer, talker: FakeEngine, runaways: int, reason: str
-) -> None:
-    before = counted(talking, "speech_truncated_total")
-    talker.runaways = runaways
-    last = events_of(speak(talking, "One. Two.", stream_format="sse"))[-1]
-    assert (last["type"], last["finish_reason"]) == ("speech.audio.done", reason)
-    talker.runaways = runaways
-    events = written(talking, "This is the first one. And this is the next.")
-    said = [done["finish_reason"] for done in of_type(events, "audio.done")]
-    assert said == [reason, "stop"] and events[-1]["finish_reason"] == reason
-    assert talker.requests[-1].retries == RETRIES
-    assert counted(talking, "speech_truncated_total") - before == 2 * runaways
+def test_a_segment_that_ended_at_its_cap_is_counted_and_said(talking: RunningServer, talker: FakeEngine) -> None:
+    for runaways, reason in ((0, "stop"), (1, "length")):
+        before = talking.metric("speech_truncated_total")
+        talker.runaways = runaways
+        last = events_of(speak(talking, "One. Two.", stream_format="sse"))[-1]
+        assert (last["type"], last["finish_reason"]) == ("speech.audio.done", reason)
+        talker.runaways = runaways
+        events = written(talking, "This is the first one. And this is the next.")
+        said = [done["finish_reason"] for done in of_type(events, "audio.done")]
+        assert said == [reason, "stop"] and events[-1]["finish_reason"] == reason
+        assert talking.metric("speech_truncated_total") - before == 2 * runaways
 
 
 def test_speech_that_fails_in_its_middle_is_not_taken_for_complete(talking: RunningServer) -> None:
@@ -364,23 +341,6 @@ def test_a_pause_is_silence_in_front_of_the_next_segment(talking: RunningServer)
     assert received[-1] == {"type": "session.done", "total_sentences": 4, "finish_reason": "stop"}
 
 
-def test_a_long_message_is_not_read_in_the_event_loop(talking: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sixty thousand characters of a large one take seconds."""
-    threads: dict[int, set[str]] = {}
-    feed = TextNormaliser.feed
-
-    def noted(self: TextNormaliser, text: str, *, final: bool = False) -> str:
-        threads.setdefault(len(text), set()).add(threading.current_thread().name)
-        return feed(self, text, final=final)
-
-    monkeypatch.setattr(TextNormaliser, "feed", noted)
-    monkeypatch.setattr(live_text, "SMALL_TEXT", 100)
-    short, long = "It is 5 o'clock now.", "It is 6 o'clock now. " * 10
-    written(talking, short, long)
-    (loop,) = {name for length, names in threads.items() if length < 50 for name in names if length == len(short)}
-    assert loop not in set().union(*(names for length, names in threads.items() if length > 100))
-
-
 def test_what_does_not_fit_is_named_and_the_rest_spoken(talking: RunningServer) -> None:
     received = written(talking, "One.[pause:20s] Two. ", "Three.", split_granularity="sentence")
     assert "at most 10 s" in of_type(received, "error")[0]["message"]
@@ -391,15 +351,13 @@ def test_what_does_not_fit_is_named_and_the_rest_spoken(talking: RunningServer) 
     assert received[-1]["type"] == "session.done"
 
 
-@pytest.fixture
-def most(talking: RunningServer, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Characters that a text of `talking` may have."""
-    limited = talking.context.settings.model_copy(update={"max_speech_chars": 400})
+def test_numbers_cannot_make_a_text_endlessly_long(
+    talking: RunningServer, talker: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 400
+    limited = talking.context.settings.model_copy(update={"max_speech_chars": most})
     monkeypatch.setattr(talking.context, "settings", limited)
-    return 400
-
-
-def test_numbers_cannot_make_a_text_endlessly_long(talking: RunningServer, talker: FakeEngine, most: int) -> None:
+    assert answered(talking, "777777777777777. " * 20)["finish_reason"] == "length"
     received = written(talking, *["777777777777777. "] * 20)
     (error, *_) = of_type(received, "error")
     assert error["param"] == "text" and f"more than {2 * most} characters" in error["message"]
@@ -419,11 +377,8 @@ def test_an_answer_has_its_pauses_and_its_lexicon(talking: RunningServer, talker
     assert int((samples == 0).sum()) == 2 * rate
     assert "unspoken" not in audio
     assert answered(talking, "Hello 世界, 世 5.")["unspoken"] == "世界"
-
-
-@pytest.mark.usefixtures("most")
-def test_an_answer_whose_numbers_are_too_long_ends_where_the_limit_is(talking: RunningServer) -> None:
-    assert answered(talking, "777777777777777. " * 20)["finish_reason"] == "length"
+    data = base64.b64decode(answered(talking, "One.", format="flac", sample_rate=24_000)["data"])
+    assert soundfile.info(io.BytesIO(data)).frames == PATCH // 2, "a whole file says how long it is"
 
 
 # Models that hear the voice
@@ -531,7 +486,7 @@ def test_what_is_heard_of_speech_is_told(heard: Heard) -> None:
 
 def test_the_attempt_with_the_fewest_errors_is_sent(heard: Heard) -> None:
     script = [SIX, "One two three four.", SIX, "One two three four five six six.", "Noise.", SIX, "", SIX]
-    before = counted(heard.server, "speech_verifications_total")
+    before = heard.server.metric("speech_verifications_total")
     answer = heard.verified(*script, text=ALOUD)
     assert answer.headers["x-verification"] == "failed; deletions=0; insertions=1; substitutions=0; attempts=4"
     assert np.frombuffer(answer.content, "<i2")[0] == round(0.25 / 2 * 32767), "of the second request"
@@ -542,8 +497,8 @@ def test_the_attempt_with_the_fewest_errors_is_sent(heard: Heard) -> None:
         again.headers["x-verification"] == "passed; deletions=0; insertions=0; substitutions=0; attempts=2"
         and len(heard.talker.requests) == 2
     )
-    assert counted(heard.server, "speech_verifications_total") - before == 6
-    assert counted(heard.server, 'speech_verifications_total{model="talker",outcome="passed"}') >= 1
+    assert heard.server.metric("speech_verifications_total") - before == 6
+    assert heard.server.metric('speech_verifications_total{model="talker",outcome="passed"}') >= 1
 
 
 def test_verification_is_refused_where_it_cannot_be(heard: Heard, talking: RunningServer) -> None:

@@ -111,23 +111,12 @@ def test_any_text_is_read_or_refused(inner: str) -> None:
         assert sum(part for part in parts if isinstance(part, float)) <= MAX_PAUSES
 
 
-@pytest.mark.parametrize(
-    "inner",
-    [
-        "<p>" * 10_000,
-        "<x" * 20_000,
-        "<p" + " " * 60_000 + "!",
-        "<p " + "a='b' " * 10_000 + "!",
-        "<!-- " * 10_000,
-        "&" * 60_000,
-        "&a" * 30_000,
-        "<sub alias='" + "x" * 60_000,
-    ],
-)
-def test_hostile_texts_are_refused_in_linear_time(inner: str) -> None:
+def test_hostile_texts_are_refused_in_linear_time() -> None:
     """Any of them takes minutes where a pattern goes back and forth over it."""
-    with pytest.raises(InputError):
-        read(f"<speak>{inner}</speak>")
+    units = [("", "<p>"), ("", "<x"), ("", "<!-- "), ("", "&"), ("", "&a")]
+    for begin, unit in [*units, ("<p", " "), ("<p ", "a='b' "), ("<sub alias='", "x")]:
+        with pytest.raises(InputError):
+            read(f"<speak>{begin}{unit * (60_000 // len(unit))}!</speak>")
 
 
 def test_a_pause_before_parentheses_is_no_link() -> None:
@@ -136,25 +125,21 @@ def test_a_pause_before_parentheses_is_no_link() -> None:
     assert spoken("[pause:now](http://x.y) b") == [(0, "pause:now b")], "a link all the same"
 
 
-@pytest.mark.parametrize(
-    ("chunks", "error"),
-    [
-        (["<speak>One ", "<audio src='x'/>", " two</speak>"], "<audio> is not supported"),
-        (["<speak>One", " < two"], "not well formed"),
-        (["<speak>One"], "no element found"),
-        (["<speak>One &nbsp", "; two</speak>"], "undefined entity"),
-        (["<speak><!-- ", "x" * 5000], "unclosed token"),
-        (["<speak><sub alias='", "x" * 5000], "not well formed"),
-    ],
-)
-def test_nothing_is_read_behind_ssml_that_does_not_fit(chunks: list[str], error: str) -> None:
-    reader = PassageReader(ssml=True)
-    errors = []
-    for chunk in [*chunks, ""]:
-        reader.feed(chunk, final=not chunk)
-        errors += [reader.error] if reader.error else []
-    assert len(errors) == 1 and error in str(errors[0])
-    assert reader.feed("more", final=True) == []
+def test_nothing_is_read_behind_ssml_that_does_not_fit() -> None:
+    for error, *chunks in (
+        ("<audio> is not supported", "<speak>One ", "<audio src='x'/>", " two</speak>"),
+        ("not well formed", "<speak>One", " < two"),
+        ("no element found", "<speak>One"),
+        ("undefined entity", "<speak>One &nbsp", "; two</speak>"),
+        ("unclosed token", "<speak><!-- ", "x" * 5000),
+        ("not well formed", "<speak><sub alias='", "x" * 5000),
+    ):
+        reader, errors = PassageReader(ssml=True), []
+        for chunk in [*chunks, ""]:
+            reader.feed(chunk, final=not chunk)
+            errors += [reader.error] if reader.error else []
+        assert len(errors) == 1 and error in str(errors[0])
+        assert reader.feed("more", final=True) == []
 
 
 def test_where_no_ssml_is_read_its_tags_are_those_of_html() -> None:

@@ -1,4 +1,4 @@
-"""LiveKit's plugin for OpenAI as it ships: speech, chat, both kinds of recognition, and a Realtime session with its
+"""LiveKit's plugin for OpenAI as it ships: speech, both kinds of recognition, and a Realtime session with its
 defaults that is spoken to and interrupted.
 
 Usage: livekit_agent.py URL CHAT_MODEL SPEECH_MODEL RECORDING PROMPT. RECORDING: WAV, one turn and the silence behind
@@ -33,18 +33,6 @@ async def speech(url, model, **options):
     frames = [event.frame async for event in service.synthesize(TEXT)]
     await service.aclose()
     return {"rate": frames[0].sample_rate, "seconds": sum(one.samples_per_channel / one.sample_rate for one in frames)}
-
-
-async def chat(url, model):
-    service = openai.LLM(base_url=url, api_key="none", model=model, max_completion_tokens=12, temperature=0)
-    context = llm.ChatContext.empty()
-    context.add_message(role="user", content="What can you do?")
-    pieces = []
-    async for chunk in service.chat(chat_ctx=context):
-        if chunk.delta and chunk.delta.content:
-            pieces.append(chunk.delta.content)
-    await service.aclose()
-    return "".join(pieces)
 
 
 def frames_of(path):
@@ -134,7 +122,6 @@ async def main():
         seen = {
             "pcm": await speech(url, speech_model, response_format="pcm"),
             "mp3": await speech(url, speech_model),
-            "chat": await chat(url, model),
             "recognized": await recognized(url, frames),
             "streamed": await streamed(url, frames),
             "talked": await talked(url, model, frames, prompt),

@@ -1,4 +1,4 @@
-"""Pipecat's services for OpenAI as they ship: speech, chat, three kinds of recognition, and a Realtime session that is
+"""Pipecat's services for OpenAI as they ship: speech, three kinds of recognition, and a Realtime session that is
 spoken to.
 
 Usage: pipecat_bot.py URL CHAT_MODEL SPEECH_MODEL RECORDING. RECORDING: WAV, one turn and the silence behind it. Writes
@@ -27,9 +27,7 @@ from pipecat.frames.frames import (
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.runner import PipelineRunner
 from pipecat.pipeline.task import PipelineParams, PipelineTask
-from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameProcessor
-from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.services.openai.realtime import events
 from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
 from pipecat.services.openai.stt import OpenAIRealtimeSTTService, OpenAISTTService
@@ -101,13 +99,6 @@ async def speech(url, model):
     return {"seconds": seconds, "errors": errors}
 
 
-async def chat(url, model):
-    service = OpenAILLMService(
-        api_key="none", base_url=url, settings=OpenAILLMService.Settings(model=model, temperature=0)
-    )
-    return await service.run_inference(LLMContext([{"role": "user", "content": "What can you do?"}]), max_tokens=12)
-
-
 async def recognized(url, path):
     service = OpenAISTTService(api_key="none", base_url=url)
     frames = [frame async for frame in service.run_stt(Path(path).read_bytes())]
@@ -142,7 +133,6 @@ async def main():
     talk._handle_evt_session_updated = handle
     seen = {
         "pcm": await speech(url, speech_model),
-        "chat": await chat(url, model),
         "recognized": await recognized(url, path),
         "committed": await run(committed, [*frames, VADUserStoppedSpeakingFrame()], TranscriptionFrame),
         "detected": await run(detected, frames, TranscriptionFrame),
