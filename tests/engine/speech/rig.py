@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from models.interfaces.capturable import Plan
 from models.protocol import SpeechModel
 from service.engine.core.worker import WorkerContext
 from service.engine.speech.runner import Launch, Outcome
 from service.engine.speech.worker import SpeechWorker
 from service.graphs.observations import Observation, Observations
 from service.graphs.pool import GraphPool
+from service.graphs.runner import GraphRunner, Run
 from service.link.config import EngineConfig, ModelConfig
 from service.link.messages import Control, Failed, ReferenceEncoded, Request, SpeechDelta, SpeechRequest
 from tests.models.voxcpm2 import golden
@@ -102,6 +104,20 @@ class WorkerRig:
         self.heard: dict[str, Heard] = defaultdict(Heard)
         self.ticks = 0
         self._record_patches()
+        for runner in self.worker.graph_runners:
+            self._poison(runner)
+
+    def _poison(self, runner: GraphRunner) -> None:
+        """What an earlier replay left must not show: static buffers and outputs hold NaN, and indices out of range."""
+
+        def poisoned(plan: Plan, **options: Any) -> Run:
+            if (graph := runner.graph_for(plan.required)) is not None:
+                graph.static.device.fill_(0xFF)
+                for output in graph.capture.outputs.values():
+                    output.fill_(torch.nan)
+            return GraphRunner.run(runner, plan, **options)
+
+        runner.run = poisoned  # type: ignore[method-assign]
 
     def first_patches_in_rows(self, chosen: Callable[[], bool]) -> None:
         """Where `chosen` says so, first patches of replayed prompts are rows of the next decode steps, whatever the
