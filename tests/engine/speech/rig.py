@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from models.interfaces.capturable import Plan
 from models.protocol import SpeechModel
 from service.engine.core.worker import WorkerContext
 from service.engine.speech.runner import Launch, Outcome
 from service.engine.speech.worker import SpeechWorker
 from service.graphs.observations import Observation, Observations
 from service.graphs.pool import GraphPool
-from service.graphs.runner import GraphRunner, Run
 from service.link.config import EngineConfig, ModelConfig
 from service.link.messages import Control, Failed, ReferenceEncoded, Request, SpeechDelta, SpeechRequest
 from tests.models.voxcpm2 import golden
+from tests.support.poison import poison_replays
 
 HIDDEN, AUDIO = 1e-4, 2e-4
 """Differences that patches and audio may have by the order of sums."""
@@ -105,19 +104,7 @@ class WorkerRig:
         self.ticks = 0
         self._record_patches()
         for runner in self.worker.graph_runners:
-            self._poison(runner)
-
-    def _poison(self, runner: GraphRunner) -> None:
-        """What an earlier replay left must not show: static buffers and outputs hold NaN, and indices out of range."""
-
-        def poisoned(plan: Plan, **options: Any) -> Run:
-            if (graph := runner.graph_for(plan.required)) is not None:
-                graph.static.device.fill_(0xFF)
-                for output in graph.capture.outputs.values():
-                    output.fill_(torch.nan)
-            return GraphRunner.run(runner, plan, **options)
-
-        runner.run = poisoned  # type: ignore[method-assign]
+            poison_replays(runner)
 
     def first_patches_in_rows(self, chosen: Callable[[], bool]) -> None:
         """Where `chosen` says so, first patches of replayed prompts are rows of the next decode steps, whatever the
