@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -14,15 +12,7 @@ from tests.engine.speech.test_voices import spoken
 from tests.engine.speech.test_worker import PROMPTS, golden_request, replayed_as_eagerly, request, segment, streams
 from tests.models.voxcpm2 import golden
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True, scope="module")
-def exact_products() -> Iterator[None]:
-    """The codec without TF32, so that what else could differ shows."""
-    allowed, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
-    yield
-    torch.backends.cudnn.allow_tf32 = allowed
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_products")]
 
 
 @pytest.fixture(scope="module")
