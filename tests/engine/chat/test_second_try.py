@@ -102,6 +102,8 @@ HOST = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to al
     [
         ("_launch_decode", None, (503, "out_of_memory")),
         ("_launch_decode", HOST, (503, "out_of_memory")),
+        ("_launch_decode", MemoryError(), (503, "out_of_memory")),
+        ("_launch_decode", OverflowError("int too big"), (500, "engine_error")),
         ("_launch_decode", ValueError("a bug"), (500, "engine_error")),
         ("sample", None, (503, "out_of_memory")),
     ],
