@@ -76,7 +76,7 @@ class _NothingCaptured:
 def chat_step() -> Workload:
     """Scheduling, launch and results of a decode step of 64 rows, without a model."""
 
-    engine = InlineEngine(num_pages=ROWS * 20 + 1, max_running=ROWS, max_step_tokens=4096, page_size=16)
+    engine = InlineEngine(num_pages=ROWS * 20 + 1, max_running=ROWS, max_step_tokens=4096, page_size=16, poisoned=False)
     for row in range(ROWS):
         engine.submit(str(row), tiny_prompt([[row % 50 + 1] * 20]), max_tokens=2 * ROUNDS)
     outputs = engine.channel.outputs

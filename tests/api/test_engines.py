@@ -53,8 +53,8 @@ MOVED = 'engine_choices_total{reason="moved"}'
 
 
 def test_a_stream_that_has_begun_ends_with_an_error_and_the_server_goes_on(server: RunningServer, faults: Path) -> None:
-    (faults / "fault").touch()
-    lines = ask(server, "!fault this", stream=True).text.split("\n\n")
+    (faults / "poison").write_text("2")
+    lines = ask(server, "!poison this", stream=True).text.split("\n\n")
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
     assert events[0]["choices"] and events[-1]["error"]["code"] == "engine_unavailable"
     assert httpx.get(f"{server.url}/ready").status_code == 200  # the other one serves

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -16,10 +15,8 @@ from tests.support.victims import CHAT, Listener, Patient, endless, small_and_en
 from tests.support.waiting import GENEROUS, wait
 
 pytestmark = pytest.mark.slow
-TWO = ("--api-processes", "2", "--hang-timeout", "600")
-"""Processes are stopped for as long as a test needs."""
-HUNG_AFTER = 30.0
-"""Longer than the other process has to stand still while a stream begins."""
+HUNG_AFTER = "30"
+"""Seconds: longer than the other process has to stand still while a stream begins."""
 RUNNING = f'reprise_requests_running{{model="{CHAT}"}}'
 OK = f'reprise_requests_total{{endpoint="chat",model="{CHAT}",outcome="ok",status="200"}}'
 
@@ -47,54 +44,37 @@ def stream_on(target: Patient, pid: int) -> Listener:
     return stream
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
-    models = small_and_endless(tmp_path_factory.mktemp("models"))
-    with served(*models, *TWO, "--max-in-flight", "4", "--drain-timeout", "1") as server:
-        yield Patient(server, tmp_path_factory.mktemp("tmp"))
-
-
-def test_a_killed_api_process_takes_its_own_requests_alone(target: Patient) -> None:
-    wait_whole(target)
-    answer, counted = target.ask(), target.metric(OK)
-    doomed, other = api_pids(target.pid)
-    lost, kept = [stream_on(target, doomed) for _ in range(2)], stream_on(target, other)
-    wait(lambda: target.metric(RUNNING) == 3, what="all three run")
-    os.kill(doomed, signal.SIGKILL)
-    for stream in lost:
-        stream.join(GENEROUS)
-        assert stream.cut
-    wait(lambda: target.metric(RUNNING) == 1, what="the engine has ended what nobody waits for")
-    kept.goes_on()
-    assert target.ask() == answer  # also of the limits: three of four places were taken
-    wait(lambda: target.metric(OK) >= counted + 1, what="the answer is counted")
-    wait_whole(target)
-    assert doomed not in api_pids(target.pid) and other in api_pids(target.pid)
-    wait(lambda: target.metric("reprise_api_process_restarts_total") == 1, what="it is counted")
-    for pid in api_pids(target.pid):
-        with only(pid, target.pid):
-            assert target.ask() == answer
-    kept.goes_on()
-    os.kill(other, signal.SIGKILL)
-    kept.join(GENEROUS)
-    wait_whole(target)
-    wait(lambda: target.metric(RUNNING) == 0, what="nothing runs")
-    assert target.ask() == answer
-
-
-def test_a_hung_api_process_is_replaced(tmp_path: Path) -> None:
-    models = small_and_endless(tmp_path)
-    with served(*models, *TWO, "--hang-timeout", str(HUNG_AFTER)) as server:
+@pytest.mark.parametrize(("end", "hang_timeout"), [("killed", "600"), ("hung", HUNG_AFTER)])
+def test_an_api_process_takes_its_own_requests_alone(tmp_path: Path, end: str, hang_timeout: str) -> None:
+    limits = ("--hang-timeout", hang_timeout, "--max-in-flight", "4", "--drain-timeout", "1")
+    with served(*small_and_endless(tmp_path), "--api-processes", "2", *limits) as server:
         target = Patient(server, tmp_path)
-        hung, other = api_pids(target.pid)
-        lost, kept = stream_on(target, hung), stream_on(target, other)
-        stand_still(hung)
-        lost.join(HUNG_AFTER + 2 * GENEROUS)
-        assert lost.cut
+        wait_whole(target)
+        answer, counted = target.ask(), target.metric(OK)
+        doomed, other = api_pids(target.pid)
+        lost, kept = [stream_on(target, doomed) for _ in range(2)], stream_on(target, other)
+        wait(lambda: target.metric(RUNNING) == 3, what="all three run")
+        if end == "killed":
+            os.kill(doomed, signal.SIGKILL)
+        else:
+            stand_still(doomed)
+        for stream in lost:
+            stream.join(3 * GENEROUS)
+            assert stream.cut
+        wait(lambda: target.metric(RUNNING) == 1, what="the engine has ended what nobody waits for")
         kept.goes_on()
+        assert target.ask() == answer  # also of the limits: three of four places were taken
+        wait(lambda: target.metric(OK) >= counted + 1, what="the answer is counted")
+        wait_whole(target)
+        assert doomed not in api_pids(target.pid) and other in api_pids(target.pid)
         wait(lambda: target.metric("reprise_api_process_restarts_total") == 1, what="it is counted")
-        wait(lambda: len(api_pids(target.pid)) == 2, what="another one takes its place")
-        assert hung not in api_pids(target.pid) and other in api_pids(target.pid)
-        assert "no sign of life" in "".join(server.log)
+        assert ("no sign of life" in "".join(server.log)) == (end == "hung")
+        for pid in api_pids(target.pid):
+            with only(pid, target.pid):
+                assert target.ask() == answer
+        kept.goes_on()
         os.kill(other, signal.SIGKILL)
         kept.join(GENEROUS)
+        wait_whole(target)
+        wait(lambda: target.metric(RUNNING) == 0, what="nothing runs")
+        assert target.ask() == answer

@@ -45,14 +45,8 @@ LIMITS = (*("--write-timeout", "6", "--hang-timeout", "30"), *("--max-connection
 
 
 @pytest.fixture(scope="module")
-def voices(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the patient keeps its voices; other files of tests have made folders of the same name."""
-    return tmp_path_factory.mktemp("voices")
-
-
-@pytest.fixture(scope="module")
-def patient(tmp_path_factory: pytest.TempPathFactory, voices: Path) -> Iterator[Patient]:
-    temporary = tmp_path_factory.mktemp("tmp")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
+    temporary, voices = tmp_path_factory.mktemp("tmp"), tmp_path_factory.mktemp("voices")
     models = small_and_endless(tmp_path_factory.mktemp("models"))
     with served(*models, *LIMITS, "--voices-dir", str(voices), TMPDIR=str(temporary)) as server:
         yield Patient(server, temporary).examine()

@@ -1,4 +1,4 @@
-"""The engine process: what it says about itself, GPUs that it refuses, and which errors of a launch end requests."""
+"""The engine process: what it says about itself, GPUs that it refuses, and which errors of a launch end it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from service.engine.core.faults import LaunchError, RepeatableLaunchError, launch_errors, launch_failure
+from service.engine.core.faults import launch_errors
 from service.engine.memory import process_age, process_usage
 from service.engine.start import resolve_device
 from service.link.config import ConfigurationError, EngineConfig
@@ -67,31 +65,6 @@ def test_auto_takes_the_cpu_and_says_so(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.WARNING):
         assert resolve_device(EngineConfig(models=(), device="auto")).type == "cpu"
     assert "Tesla T4" in caplog.text and "CPU" in caplog.text
-
-
-def _overflow() -> None:
-    np.zeros(1, dtype=np.int64)[0] = 2**63
-
-
-def _no_memory() -> None:
-    raise MemoryError
-
-
-def _no_device_memory() -> None:
-    raise torch.OutOfMemoryError
-
-
-@pytest.mark.parametrize(("launch", "status"), [(_overflow, 500), (_no_memory, 503), (_no_device_memory, 503)])
-def test_what_a_batch_may_cause_ends_its_requests(launch: Callable[[], None], status: int) -> None:
-    with pytest.raises(LaunchError) as error, launch_errors():
-        launch()
-    failed = launch_failure("request", error.value)
-    assert (failed.request_id, failed.status) == ("request", status)
-
-
-def test_a_failed_launch_that_is_repeatable_is_still_known_as_one_outside() -> None:
-    with pytest.raises(RepeatableLaunchError), launch_errors(), launch_errors(RepeatableLaunchError):
-        raise ValueError
 
 
 def test_a_fault_of_the_device_is_passed_on() -> None:

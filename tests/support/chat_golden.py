@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from models.interfaces.capturable import Bucket, BufferSpec, Plan
 from models.interfaces.media import (
     ChatMessage,
     ContentPart,
@@ -25,7 +24,7 @@ from models.interfaces.media import (
 from models.protocol import ChatModel, VisionEncoder
 from models.qwen_vl.pictures import VideoLimits
 from models.text.processor import ChatProcessor
-from tests.support.golden import GOLDEN as GOLDEN
+from tests.support.encoder_replay import eager
 from tests.support.golden import inputs, read_json
 from tests.support.paged import PagedCache
 from tests.support.prompts import prompt_of
@@ -81,29 +80,10 @@ def golden_video_limits(directory: Path) -> VideoLimits:
     return VideoLimits(settings["min_pixels"], settings["max_pixels"], 10**9)
 
 
-def fill(specs: Mapping[str, BufferSpec], plan: Plan, device: torch.device, poison: float = 0.0) -> dict[str, Tensor]:
-    """Buffers of the given sizes with the plan in their leading rows and the plan's fills behind."""
-    buffers = {}
-    for name, spec in specs.items():
-        buffer = torch.full(spec.shape, poison, device=device).to(spec.dtype)
-        buffer.fill_(plan.fills.get(name, 0))
-        parts = plan.tensors.get(name) or [torch.from_numpy(plan.arrays[name])]
-        rows = torch.cat([part.to(device=device, dtype=spec.dtype) for part in parts])
-        buffer[: rows.shape[0]] = rows
-        buffers[name] = buffer
-    return buffers
-
-
 @torch.inference_mode()
-def encode(
-    encoder: VisionEncoder, items: Sequence[MediaItem], device: torch.device, bucket: Bucket | None = None
-) -> Tensor:
-    """Embeddings of all items, at the exact size or padded to `bucket`."""
-    plan = encoder.plan(items)
-    bucket = bucket or plan.required
-    assert all(bucket[name] >= need for name, need in plan.required.items())
-    embeds = encoder.forward(fill(encoder.buffer_specs(bucket), plan, device), bucket)["embeds"]
-    return embeds[: sum(item.num_embeds for item in items)]
+def encode(encoder: VisionEncoder, items: Sequence[MediaItem], device: torch.device) -> Tensor:
+    """Embeddings of all items, at the exact size."""
+    return eager(encoder, items, device)
 
 
 @torch.inference_mode()

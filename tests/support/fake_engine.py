@@ -1,9 +1,8 @@
 """An engine without a model: it answers a chat request with the request's own prompt ids, one token a tick, and says
 0.1 s for each segment of a speech request.
 
-Prompts that start with a word of MOODS misbehave as the word says; "!endless" ends at no length, "!fault" ends the
-process once, "!poison" each process that gets it. `serve` is an EngineEntry, as is `FakeEngine.serve`, which keeps what
-it was asked to speak.
+Prompts that start with a word of MOODS misbehave as the word says; "!endless" ends at no length, "!poison" ends each
+process that gets it. `serve` is an EngineEntry, as is `FakeEngine.serve`, which keeps what it was asked to speak.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from service.link.messages import (
 )
 
 TICK = 0.0005
-MOODS = ("!full", "!crash", "!fail", "!slow", "!endless", "!silent", "!fault", "!poison")
+MOODS = ("!full", "!crash", "!fail", "!slow", "!endless", "!silent", "!poison")
 LONGEST_MOOD = max(map(len, MOODS))
 PAGES = 1000
 """Of each model's KV cache."""
@@ -193,8 +192,6 @@ def next_delta(answer: Answer) -> ChatDelta | None:
     mood = mood_of(answer)
     if mood == "!crash" and answer.produced == 2:
         _end()
-    if mood == "!fault" and answer.produced == 2 and _take_fault():
-        _end()
     if mood == "!poison":
         answer.fatal = _take_dose() if answer.fatal is None else answer.fatal
         if answer.produced == answer.fatal:
@@ -233,15 +230,6 @@ def _take_dose() -> int:
     dose, *others = file.read_text().split()
     file.write_text(" ".join(others))
     return int(dose)
-
-
-def _take_fault() -> bool:
-    """Whether there was a file `fault` in REPRISE_TEST_FAULTS, which is gone then: one engine of several falls."""
-    try:
-        (Path(os.environ["REPRISE_TEST_FAULTS"]) / "fault").unlink()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _counts(steps: int) -> StepCounts:

@@ -18,6 +18,7 @@ from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig
 from service.link.messages import Abort, ChatRequest, Command, Failed, Outputs
 from service.link.sampling import SamplingParams
+from tests.support.poison import poison_replays
 from tests.support.tiny_chat import tiny_model, tiny_processor
 
 
@@ -51,8 +52,10 @@ class InlineEngine:
         dtype: torch.dtype = torch.float32,
         num_pages: int = 64,
         overlapped: bool = True,
+        poisoned: bool = True,
         **settings: Any,
     ) -> None:
+        """poisoned: with poison_replays, unless what a replay costs is measured."""
         where = torch.device(device)
         settings = {"page_size": 4, "max_running": 4, "max_step_tokens": 24, **settings}
         self.config = EngineConfig(models=(), **settings)
@@ -62,9 +65,14 @@ class InlineEngine:
         self.model = model or cast("ChatModel", tiny_model(where, dtype))
         self.worker = ChatWorker("tiny", processor or tiny_processor(), self.model, context)
         self.worker.allocate(num_pages)
+        for layer in self.worker._runner.graphs.caches:
+            for values in layer.values():
+                values.fill_(float("nan"))  # So that it shows if what was not written is read.
         self.channel = ListChannel()
         self.engine = Engine([self.worker], self.pool, self.observations, self.channel, overlapped=overlapped)
         self.engine.capture_first()
+        for runner in self.worker.graph_runners if poisoned else ():
+            poison_replays(runner)
 
     def submit(self, name: str, prompt: Any, *, grammar: str = "", slow_grammar: bool = False, **sampling: Any) -> None:
         live = sampling.pop("live", False)

@@ -17,7 +17,7 @@ MESSAGE = "CUDA out of memory. Tried to allocate 20.00 GiB"
 class OutOfMemory:
     """Makes a method run out of memory after it has done its work, so that all it has written is written again.
 
-    chosen: which of its calls, by their arguments. times: how many of those in a row, at first.
+    chosen: which of its calls, by their arguments. times: how many of those in a row, at first. error: another fault.
     """
 
     def __init__(
@@ -28,6 +28,7 @@ class OutOfMemory:
         *,
         chosen: Callable[..., bool] = lambda *args: True,
         times: float = math.inf,
+        error: Exception | None = None,
     ) -> None:
         self.failed = 0
         self._left = times
@@ -39,7 +40,7 @@ class OutOfMemory:
             if self._left and chosen(*args):
                 self._left -= 1
                 self.failed += 1
-                raise torch.OutOfMemoryError(MESSAGE)
+                raise error or torch.OutOfMemoryError(MESSAGE)
             return result
 
         monkeypatch.setattr(owner, method, failing)

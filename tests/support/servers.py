@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from service.link.engine_link import EngineLink
 from service.processes.config import engine_config
 from service.processes.listener import bind
 from service.processes.server import Server, server_config
-from service.settings.settings import Settings, load_settings
+from service.settings.settings import load_settings
 from tests.support import fake_engine
 from tests.support.fake_chat import fake_catalog
 from tests.support.inline_link import EngineEntry, InlineLink
@@ -71,53 +71,39 @@ def running_server(
     Unless flags name another, it has a folder of its own for voices: those of a fake engine are of no use to others.
     pcm has the samples of the model.
     """
-    with ExitStack() as stack:
-        flags.setdefault("voices_dir", stack.enter_context(tempfile.TemporaryDirectory()))
-        yield stack.enter_context(
-            _running(catalog, make_link or partial(InlineLink, entry=engine), wait, tracing, num_engines, flags)
-        )
+    with tempfile.TemporaryDirectory() as voices:
+        settings = load_settings({"port": 0, "voices_dir": voices, **flags})
+        new_link = make_link or partial(InlineLink, entry=engine)
+        catalog = catalog or fake_catalog()
+        config = engine_config(settings, catalog)
+        listener = bind(settings)
+        started = threading.Event()
+        holder: list[RunningServer] = []
 
+        async def run() -> None:
+            metrics = create_metrics(catalog)
+            engines = [create_engine(settings, metrics, lambda: new_link(config)) for _ in range(num_engines)]
+            context = create_context(settings, catalog, Engines(engines, metrics), metrics)
+            context.tracing, context.pcm_rate = tracing, 48_000
+            uvicorn_config = server_config(context)
+            uvicorn_config.timeout_graceful_shutdown = 5
+            server = Server(uvicorn_config, context)
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            holder.append(RunningServer(url, context, server, asyncio.get_running_loop()))
+            serving = asyncio.create_task(server.serve([listener]))
+            while not server.started and not serving.done():
+                await asyncio.sleep(0.01)
+            if wait:
+                await context.engine.wait_ready()
+            started.set()
+            await serving
 
-@contextmanager
-def _running(
-    catalog: Catalog | None,
-    make_link: MakeLink,
-    wait: bool,
-    tracing: Tracing | None,
-    num_engines: int,
-    flags: dict[str, Any],
-) -> Iterator[RunningServer]:
-    settings: Settings = load_settings({"port": 0, **flags})
-    catalog = catalog or fake_catalog()
-    config = engine_config(settings, catalog)
-    listener = bind(settings)
-    started = threading.Event()
-    holder: list[RunningServer] = []
-
-    async def run() -> None:
-        metrics = create_metrics(catalog)
-        engines = [create_engine(settings, metrics, lambda: make_link(config)) for _ in range(num_engines)]
-        context = create_context(settings, catalog, Engines(engines, metrics), metrics)
-        context.tracing, context.pcm_rate = tracing, 48_000
-        uvicorn_config = server_config(context)
-        uvicorn_config.timeout_graceful_shutdown = 5
-        server = Server(uvicorn_config, context)
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        holder.append(RunningServer(url, context, server, asyncio.get_running_loop()))
-        serving = asyncio.create_task(server.serve([listener]))
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.01)
-        if wait:
-            await context.engine.wait_ready()
-        started.set()
-        await serving
-
-    thread = threading.Thread(target=lambda: asyncio.run(run()), name="server")
-    thread.start()
-    try:
-        assert started.wait(START_SECONDS), "the server did not start"
-        yield holder[0]
-    finally:
-        holder[0].server.should_exit = True
-        thread.join(START_SECONDS)
-        assert not thread.is_alive(), "the server did not stop"
+        thread = threading.Thread(target=lambda: asyncio.run(run()), name="server")
+        thread.start()
+        try:
+            assert started.wait(START_SECONDS), "the server did not start"
+            yield holder[0]
+        finally:
+            holder[0].server.should_exit = True
+            thread.join(START_SECONDS)
+            assert not thread.is_alive(), "the server did not stop"

@@ -1,6 +1,6 @@
 """A miniature engine for speech models: slots, pages, prefill, steps. Scratch (slot 0, page 0) holds NaN.
 
-Steps run eagerly over buffers of `rows` rows, or through captured graphs when `buckets` are given.
+Steps run eagerly over buffers of `rows` rows; through captured graphs tests/engine/speech runs them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.interfaces.capturable import Bucket, Capturable, Plan
+from models.interfaces.capturable import Capturable
 from models.interfaces.processor import SpeechLayout
-from models.layers.kv_cache import PagedBatch
 from models.protocol import RESULT_FLAGS, SpeechModel
-from service.graphs.observations import Observations
-from service.graphs.pool import GraphPool
-from service.graphs.runner import GraphRunner
 from tests.support.paged import PagedCache, PagedSequence
 
 
@@ -47,21 +43,9 @@ class SlotOwner:
 
 class SpeechRig:
     def __init__(
-        self,
-        model: SpeechModel,
-        *,
-        num_slots: int = 8,
-        num_pages: int = 128,
-        device: str = "cpu",
-        page_size: int = 16,
-        buckets: Sequence[int] = (),
-        prefills: Sequence[Bucket] = (),
+        self, model: SpeechModel, *, num_slots: int = 8, num_pages: int = 128, device: str = "cpu", page_size: int = 16
     ) -> None:
-        """prefills: buckets of captured prefills; every prefill must then fit one."""
         self.model = model
-        self.bucket_list: list[Bucket] = [{"rows": bucket} for bucket in buckets]
-        self.prefills = prefills
-        self.runners: dict[tuple[type, object], GraphRunner] = {}
         self.device = torch.device(device)
         dtype = model.state_specs()["last_patch"].dtype
         self.cache = PagedCache(model.cache_specs(), num_pages, page_size, self.device, dtype)
@@ -89,15 +73,6 @@ class SpeechRig:
         self.state["vae"][slot] = 0.0
         for patch in utterance.patches[-self.model.priming_patches :] if utterance.prompt_patches else []:
             self.vae([slot], {"patch": patch[None], "emitted": torch.ones(1, dtype=torch.bool)})
-
-    def clear(self) -> None:
-        """All streams leave; nothing of them is left in the cache."""
-        pages = [page for owner in self.owners.values() for page in owner.pages.pages]
-        for layer in self.cache.caches:
-            for values in layer.values():
-                values.unflatten(0, (-1, self.cache.page_size))[pages] = float("nan")
-        self.cache.free += pages
-        self.owners.clear()
 
     def prefill(self, chunks: Mapping[int, int]) -> tuple[list[int], Tensor]:
         """One backbone pass over `chunks` (slot -> positions; -1: all that are left). Returns the slots that now have
@@ -128,21 +103,18 @@ class SpeechRig:
             "last": self._int64(last),
         }
         batch = self.cache.batch(prefills=parts)
-        if self.prefills:
-            conditioning = self._replay_prefill(inputs, batch, list(chunks))
-        else:
-            conditioning = self.model.prefill(inputs, batch)
+        conditioning = self.model.prefill(inputs, batch)
         for slot in ready:
             self._admit(slot)
         return ready, conditioning
 
-    def tail(self, slots: Sequence[int], conditioning: Tensor, rows: int = 0, steps: int = 10) -> dict[str, Tensor]:
+    def tail(self, slots: Sequence[int], conditioning: Tensor, steps: int = 10) -> dict[str, Tensor]:
         self.state["conditioning"].index_copy_(0, self._int64(slots), conditioning)
-        return self._unpacked(self._run(self.model.tail(steps, self.state), slots, rows)["results"])
+        return self._unpacked(self._run(self.model.tail(steps, self.state), slots)["results"])
 
-    def decode(self, slots: Sequence[int], rows: int = 0, steps: int = 10) -> dict[str, Tensor]:
+    def decode(self, slots: Sequence[int], steps: int = 10) -> dict[str, Tensor]:
         step = self.model.decode_step(steps, self.state, self.cache.caches, self.cache.page_size)
-        return self._unpacked(self._run(step, slots, rows)["results"])
+        return self._unpacked(self._run(step, slots)["results"])
 
     def _unpacked(self, results: Tensor) -> dict[str, Tensor]:
         """Views: "patch" [rows, frames, channels] and the flags, bool [rows]."""
@@ -156,24 +128,24 @@ class SpeechRig:
         patch, emitted = out["patch"].to(self.device), out["emitted"].to(self.device)
         unread = torch.zeros((len(patch), len(RESULT_FLAGS) - 1), device=self.device)
         results = torch.cat((patch.flatten(1), unread, emitted[:, None]), dim=1)
-        return self._run(self.model.vae_step(self.state), slots, rows, {"results": results})["audio"]
+        return self._run(self.model.vae_step(self.state), slots, {"results": results}, rows)["audio"]
 
-    def speak(self, utterances: Mapping[int, Utterance], rows: int = 0) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    def speak(self, utterances: Mapping[int, Utterance]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """All utterances together from prefill to their end: patches and samples by slot."""
         for slot, utterance in utterances.items():
             self.admit(slot, utterance)
         slots, conditioning = self.prefill(dict.fromkeys(utterances, -1))
         patches: dict[int, list[Tensor]] = {slot: [] for slot in slots}
         audio: dict[int, list[Tensor]] = {slot: [] for slot in slots}
-        out = self.tail(slots, conditioning, rows)
+        out = self.tail(slots, conditioning)
         while slots:
-            samples = self.vae(slots, out, rows)
+            samples = self.vae(slots, out)
             for row, slot in enumerate(slots):
                 patches[slot].append(out["patch"][row].clone())
                 audio[slot].append(samples[row].clone())
             slots = [slot for row, slot in enumerate(slots) if not out["finished"][row]]
             if slots:
-                out = self.decode(slots, rows)
+                out = self.decode(slots)
         return {slot: torch.stack(p) for slot, p in patches.items()}, {slot: torch.cat(a) for slot, a in audio.items()}
 
     def buffers(self, step: Capturable, bucket: Mapping[str, int]) -> dict[str, Tensor]:
@@ -183,57 +155,14 @@ class SpeechRig:
         }
 
     def _run(
-        self, step: Capturable, slots: Sequence[int], rows: int, inputs: Mapping[str, Tensor] = MappingProxyType({})
+        self, step: Capturable, slots: Sequence[int], inputs: Mapping[str, Tensor] = MappingProxyType({}), rows: int = 0
     ) -> dict[str, Tensor]:
-        if self.bucket_list:
-            return self._replay(step, slots, inputs)
         bucket = {"rows": max(rows, len(slots))}
         buffers = self.buffers(step, bucket)
         buffers["slots"][: len(slots)] = self._int64(slots)
         for name, values in inputs.items():
             buffers[name][: len(slots)] = values
         return {name: value[: len(slots)] for name, value in step.forward(buffers, bucket).items()}
-
-    def _replay_prefill(self, inputs: Mapping[str, Tensor], batch: PagedBatch, slots: Sequence[int]) -> Tensor:
-        assert batch.cu_seqlens_q is not None and batch.cu_seqlens_k is not None
-        tokens = len(inputs["token_ids"])
-        step = self.model.prefill_step(self.state, self.cache.caches, self.cache.page_size)
-        runner = self._runner(step, self.prefills)
-        buffers = dict(inputs) | {
-            "slot_mapping": batch.slot_mapping,
-            "cu_seqlens": batch.cu_seqlens_q,
-            "slots": self._int64(slots),
-            "seq_lens": batch.cu_seqlens_k.diff(),
-        }
-        arrays = {name: values.cpu().numpy() for name, values in buffers.items()}
-        required = {"tokens": tokens, "audio": len(inputs["patches"]), "sequences": len(slots)}
-        bucket = runner.graph_for(required)
-        assert bucket is not None
-        # What an earlier call left must not show: NaN in every float, indices out of range.
-        bucket.static.device.fill_(0xFF)
-        for output in bucket.capture.outputs.values():
-            output.fill_(float("nan"))
-        run = runner.run(Plan(arrays, required, fills={"patch_index": -1, "cu_seqlens": tokens}))
-        assert run.route == "replay"
-        return run.outputs["conditioning"][: len(inputs["last"])].clone()
-
-    def _runner(self, step: Capturable, bucket_list: Sequence[Bucket]) -> GraphRunner:
-        key = type(step), getattr(step, "solver", None)
-        runner = self.runners.get(key)
-        if runner is None:
-            pool = GraphPool(self.device, 8 << 30)
-            runner = self.runners[key] = GraphRunner("test", "step", step, bucket_list, pool, Observations())
-            while runner.capture_next(idle=True):
-                pass
-        return runner
-
-    def _replay(self, step: Capturable, slots: Sequence[int], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        runner = self._runner(step, self.bucket_list)
-        tensors = {name: [values] for name, values in inputs.items()}
-        plan = Plan({"slots": np.array(slots, dtype=np.int64)}, {"rows": len(slots)}, tensors)
-        run = runner.run(plan)
-        assert run.route == "replay"
-        return {name: value[: len(slots)] for name, value in run.outputs.items()}
 
     def _admit(self, slot: int) -> None:
         utterance = self.owners[slot].utterance

@@ -118,7 +118,7 @@ def test_clients_made_for_openai_find_the_only_speech_model() -> None:
         model = Catalog([chat, *hosted]).get(name)
         return model and model.name
 
-    for name in ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15"):
+    for name in ("tts-1", "tts-1-hd-1106", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15"):
         assert [found(name, *speakers) for speakers in (["voice"], ["one", "two"], [])] == ["voice", None, None]
     assert found("tts-1", "tts-1", "other") == "tts-1"
 

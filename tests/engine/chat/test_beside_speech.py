@@ -9,6 +9,7 @@ from service.engine.arbiter import Arbiter
 from service.engine.engine import FEW, GATHERING
 from service.link.messages import Control, ModelState, Outputs
 from tests.engine.chat.test_pacing import DECODE, PATCH, TARGET, PacedEngine, alone, until
+from tests.engine.test_arbiter import FakeWorker
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.tiny_chat import tiny_item, tiny_prompt
 
@@ -17,43 +18,21 @@ SPEECH = 0.009
 PASS = PATCH * 48
 
 
-class EndlessSpeech:
+class EndlessSpeech(FakeWorker):
     """Has a step to launch at all times. Its listeners have audio for half a second, unless one waits in silence."""
 
-    name = "speech"
-
     def __init__(self, engine: PacedEngine) -> None:
+        super().__init__("speech", SPEECH, patience=0.499)
         self._engine = engine
         self._until = 0.0
-        self.silence = False
-
-    def has_work(self) -> bool:
-        return True
-
-    def slack(self, now: float) -> float:
-        return 10.0
 
     def backlog(self, now: float) -> float:
         return max(0.0, self._until - now)
-
-    def smallest_launch(self) -> float:
-        return SPEECH
-
-    def due(self) -> bool:
-        return False
-
-    def can_wait(self, now: float, seconds: float) -> bool:
-        return not self.silence and seconds < 0.5
-
-    def others_launched(self, seconds: float) -> None: ...
 
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
         self._until = self._engine.now = self._engine.now + SPEECH
         self._engine.launched.append(("speech", 0, 0))
         return True
-
-    def oldest_launch(self) -> float | None:
-        return None
 
     def building(self) -> bool:
         return False
@@ -117,7 +96,7 @@ def test_speech_and_pictures_take_gaps_in_turn() -> None:
 
 def test_speech_that_cannot_wait_delays_a_picture_by_three_gaps() -> None:
     engine = SharedEngine(max_step_tokens=200, num_pages=400, max_running=6)
-    engine.speech.silence = True
+    engine.speech.patience = 0.0  # One waits in silence.
     pictures(engine, 8)
     gaps = engine.between_tokens()
     assert all("speech" in gap for gap in gaps)

@@ -94,15 +94,47 @@ def test_a_picture_whose_pass_runs_out_of_memory_twice_fails_alone(
     engine.assert_nothing_left()
 
 
-@pytest.mark.parametrize("method", ["_launch_decode", "sample"])
+HOST = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "failed"),
+    [
+        ("_launch_decode", None, (503, "out_of_memory")),
+        ("_launch_decode", HOST, (503, "out_of_memory")),
+        ("_launch_decode", MemoryError(), (503, "out_of_memory")),
+        ("_launch_decode", OverflowError("int too big"), (500, "engine_error")),
+        ("_launch_decode", ValueError("a bug"), (500, "engine_error")),
+        ("sample", None, (503, "out_of_memory")),
+    ],
+)
 def test_steps_whose_rows_may_have_advanced_are_not_launched_again(
-    monkeypatch: pytest.MonkeyPatch, method: str
+    monkeypatch: pytest.MonkeyPatch, method: str, error: Exception | None, failed: tuple[int, str]
 ) -> None:
     engine = InlineEngine()
-    fault = OutOfMemory(monkeypatch, engine.worker._runner, method, times=1)
+    fault = OutOfMemory(monkeypatch, engine.worker._runner, method, times=1, error=error)
     engine.submit("it", TEXT, max_tokens=20, **(GUIDED if method == "sample" else {}))
     engine.run()
-    assert fault.failed == 1 and set(engine.failures()) == {"it"} and not counted(engine)
+    assert fault.failed == 1 and not counted(engine)
+    (failure,) = engine.failures().values()
+    assert (failure.status, failure.code) == failed and (failure.retry_after is None) == (failed[0] == 500)
+    assert "tried to allocate" not in failure.message.lower() and "a bug" not in failure.message
+    engine.submit("next", TEXT)
+    engine.run()
+    assert len(engine.tokens("next")) == 8
+    engine.assert_nothing_left()
+
+
+def test_a_prefill_that_fails_otherwise_is_not_launched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = InlineEngine()
+    engine.submit("running", TEXT, max_tokens=20)
+    for _ in range(4):
+        engine.turn()
+    fault = OutOfMemory(monkeypatch, engine.worker._runner, "_backbone", error=ValueError("a bug"))
+    engine.submit("bad", PROMPTS["long"])
+    engine.run()
+    assert set(engine.failures()) == {"bad"} and fault.failed == 1
+    assert len(engine.tokens("running")) == 20
     engine.assert_nothing_left()
 
 

@@ -20,6 +20,7 @@ from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig, ModelConfig
 from service.link.messages import Control, Failed, ReferenceEncoded, Request, SpeechDelta, SpeechRequest
 from tests.models.voxcpm2 import golden
+from tests.support.poison import poison_replays
 
 HIDDEN, AUDIO = 1e-4, 2e-4
 """Differences that patches and audio may have by the order of sums."""
@@ -102,6 +103,8 @@ class WorkerRig:
         self.heard: dict[str, Heard] = defaultdict(Heard)
         self.ticks = 0
         self._record_patches()
+        for runner in self.worker.graph_runners:
+            poison_replays(runner)
 
     def first_patches_in_rows(self, chosen: Callable[[], bool]) -> None:
         """Where `chosen` says so, first patches of replayed prompts are rows of the next decode steps, whatever the

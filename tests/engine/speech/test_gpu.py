@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
 
-from models.voxcpm2.model import VoxCPM2, load_model
-from tests.engine.speech.rig import Heard, WorkerRig, same
+from models.voxcpm2.model import VoxCPM2
+from tests.engine.speech.rig import Heard, WorkerRig, same, same_audio, same_patches
 from tests.engine.speech.test_voices import spoken
-from tests.engine.speech.test_worker import request, segment, streams
+from tests.engine.speech.test_worker import PROMPTS, golden_request, replayed_as_eagerly, request, segment, streams
 from tests.models.voxcpm2 import golden
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_products")]
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[VoxCPM2]:
-    """Its codec without TF32, so that what else could differ shows."""
-    allowed, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
-    model = load_model(golden.DIRECTORY, torch.device("cuda"), torch.float32)
-    model.network.stop_head.weight.data.zero_()
-    yield model
-    torch.backends.cudnn.allow_tf32 = allowed
+def model() -> VoxCPM2:
+    return golden.never_stopping("cuda")
+
+
+@pytest.mark.parametrize("buckets", [(), (4,), (1, 16)], ids=["eager", "replayed", "replayed_more"])
+def test_the_four_modes_equal_the_reference(buckets: tuple[int, ...]) -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        rig = WorkerRig(
+            golden.model(torch.float32, "cuda"),
+            graphs=bool(buckets),
+            buckets=buckets or (4,),
+            device="cuda",
+            capture_all=True,
+        )
+        heard = rig.run({0: [golden_request(mode) for mode in golden.MODES]})
+    for mode in golden.MODES:
+        same_patches(heard[mode].latents, golden.expected()[f"{mode}.patches"].numpy())
+    same_audio(heard["zero_shot"].audio, golden.expected()["zero_shot.audio"][0].numpy())
+    rig.assert_clean()
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +67,12 @@ def test_streams_that_come_and_go_equal_themselves_alone(
     assert {("prefill", "replay"), ("decode", "replay"), ("vae", "replay")} <= routes
     assert (("tail", "replay") in routes) == tail
     assert ("decode", "eager") not in routes and ("vae", "eager") not in routes
+
+
+@pytest.mark.parametrize("prompts", PROMPTS, ids=str)
+def test_prompts_around_the_sizes_of_captured_prefills(model: VoxCPM2, prompts: list[tuple[int, int]]) -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        replayed_as_eagerly(model, prompts, "cuda")
 
 
 def test_predicted_step_times_are_close_to_measured_ones(model: VoxCPM2) -> None:

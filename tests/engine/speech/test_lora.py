@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,8 @@ from tests.engine.speech.test_worker import TEXTS, request, segment
 from tests.models.voxcpm2 import golden
 from tests.support.devices import DEVICES
 from tests.support.lora import GROUPS, merge, random_adapter, write_adapter
+
+pytestmark = pytest.mark.usefixtures("exact_products")
 
 ADAPTERS = {
     "anna": {"rank": 4, "alpha": 8.0, "seed": 1, "groups": GROUPS},
@@ -38,14 +39,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, made in ADAPTERS.items():
         write_adapter(folder / name, tensors_of(name), made["rank"], made["alpha"])  # type: ignore[arg-type]
     return folder
-
-
-@pytest.fixture(autouse=True, scope="module")
-def exact_products() -> Iterator[None]:
-    """The codec without TF32, so that what else could differ shows."""
-    allowed, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
-    yield
-    torch.backends.cudnn.allow_tf32 = allowed
 
 
 def requests() -> list[SpeechRequest]:

@@ -54,6 +54,27 @@ def test_what_fails_behind_a_pass_fails_its_prompts_alone(model: VoxCPM2, monkey
     rig.assert_clean()
 
 
+@pytest.mark.parametrize(
+    ("method", "error", "failed"),
+    [
+        ("launch_decode", None, (503, "out_of_memory")),
+        ("launch_decode", ValueError("a bug"), (500, "engine_error")),
+        ("_launch_pass", ValueError("a bug"), (500, "engine_error")),
+    ],
+)
+def test_what_fails_otherwise_ends_its_streams_and_no_later_one(
+    model: VoxCPM2, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception | None, failed: tuple[int, str]
+) -> None:
+    rig = WorkerRig(model, graphs=False)
+    usual = rig.alone(request("usual"))
+    fault = OutOfMemory(monkeypatch, rig.worker._runner, method, times=1, error=error)
+    heard = rig.alone(request("failed"))
+    assert heard.failed is not None and (heard.failed.status, heard.failed.code) == failed and fault.failed == 1
+    same(rig.alone(request("next")), usual)
+    assert not retries(rig.observations.drain())
+    rig.assert_clean()
+
+
 class Full:
     """Pages of layers for whose copies there is no memory."""
 

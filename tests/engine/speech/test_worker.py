@@ -222,6 +222,45 @@ def test_streams_that_come_and_go_equal_themselves_alone(
     assert {(kind, "replay") for kind in ("prefill", "decode", "tail", "vae")} <= rig.routes()
 
 
+FULL = 64
+"""Positions of a captured prefill on a CPU, text and patches with a mark before speech."""
+
+
+PROMPTS = [
+    [(1, 0)] * 16,
+    [(FULL - 1, 0)],
+    [(FULL - 2, 0)],
+    [(FULL, 0)],
+    [(1, FULL - 2)],
+    [(12, 20), (3, 1), (8, 17)],
+    [(30, 15), (1, 16)],
+]
+"""Tokens, and patches that are continued."""
+
+
+@pytest.mark.parametrize("prompts", PROMPTS, ids=str)
+def test_prompts_around_the_sizes_of_captured_prefills(model: VoxCPM2, prompts: list[tuple[int, int]]) -> None:
+    replayed_as_eagerly(model, prompts)
+
+
+def replayed_as_eagerly(model: VoxCPM2, prompts: list[tuple[int, int]], device: str = "cpu") -> None:
+    """Together, and in chunks that are cut at the bucket."""
+    rng = np.random.default_rng(len(prompts))
+    asked = []
+    for number, (tokens, patches) in enumerate(prompts):
+        ids = tuple(rng.integers(3, 90, tokens).tolist())
+        clip = rng.standard_normal((patches, *golden.PATCH_SHAPE)).astype(np.float32)
+        voice = {"prompt": clip, "transcript_ids": ids} if patches else {}
+        asked.append(request(f"{number}", SpeechSegment(ids, 2, 2), seed=number, **voice))
+    sizes = {"max_running": 16, "buckets": (1, 16), "step_tokens": FULL, "device": device, "capture_all": True}
+    replayed, eager = (WorkerRig(model, graphs=graphs, **sizes) for graphs in (True, False))
+    replayed.observations.drain()
+    heard, expected = replayed.run({0: asked}), eager.run({0: asked})
+    for one in asked:
+        same(heard[one.request_id], expected[one.request_id])
+    assert {route for kind, route in replayed.routes() if kind == "prefill"} == {"replay"}
+
+
 def decoded(model: VoxCPM2, patches: np.ndarray) -> np.ndarray:
     """One decode of all latents from silence."""
     latents = torch.from_numpy(patches).flatten(0, 1).T[None]

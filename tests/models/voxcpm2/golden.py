@@ -17,10 +17,6 @@ from tests.support.golden import GOLDEN, inputs, read_json
 from tests.support.speech import Utterance
 
 DIRECTORY = GOLDEN / "voxcpm2"
-PREFILLS = [
-    {"tokens": tokens, "audio": audio, "sequences": 16} for tokens in (32, 64, 128, 256, 512) for audio in (0, tokens)
-]
-"""Buckets of captured prefills."""
 INPUTS = inputs(DIRECTORY)
 MODES = tuple(INPUTS["modes"])
 CONFIG = read_json(DIRECTORY, "config.json")
