@@ -1,4 +1,4 @@
-"""What loads as a chat family and what is refused: published and re-saved files, FP8, damaged tensors and configs."""
+"""What loads as a chat family and what is refused: published and re-saved files, damaged tensors and configs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from models.qwen_vl.v3.config import load_config
 from models.qwen_vl.v3.config import load_config as load_qwen3
 from models.qwen_vl.v3.model import LANGUAGE, decoder_config, vision_rules
 from tests.models.families.family import FAMILIES, META, Family
-from tests.support.block_fp8 import FP8, quantised
 from tests.support.chat_golden import generate, largest_difference
 from tests.support.golden import GOLDEN, copy_checkpoint, rename_as_in_memory
 from tests.support.inference import no_gradients as no_gradients
@@ -237,52 +236,6 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, name: str) -> None:
         save_file(damaged, directory / "model.safetensors")
         with pytest.raises(CheckpointError, match=message.format(tensor.replace(".", r"\."))):
             FAMILIES[name].loaded(directory)
-
-
-def of_a_linear_layer(name: str) -> bool:
-    """Of the language model."""
-    return "_proj" in name and not name.endswith("bias") and ".layers." in name and "visual" not in name
-
-
-def test_block_scaled_fp8_is_dequantised(tmp_path: Path) -> None:
-    """Factors lie in another file than their weights."""
-    family = FAMILIES["qwen3_vl"]
-    stored, meant = quantised(tensors_of(family.directory), of_a_linear_layer)
-    plain, directory = (copy_of(family, tmp_path / form) for form in ("plain", "fp8"))
-    save_file(meant, plain / "model.safetensors")
-    (directory / "model.safetensors").unlink()
-    for number, wanted in ((1, True), (2, False)):
-        part = {key: value for key, value in stored.items() if key.endswith("_scale_inv") == wanted}
-        save_file(part, directory / f"model-{number}.safetensors")
-    change(directory, "config.json", {"quantization_config": FP8})
-    loaded, expected = family.loaded(directory), family.loaded(plain)
-    for (key, found), value in zip(loaded.named_parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(found, value, atol=0, rtol=1e-6, msg=key)
-
-
-def test_fp8_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    family = FAMILIES["qwen3_vl"]
-    stored, _ = quantised(tensors_of(family.directory), of_a_linear_layer)
-    directory = copy_of(family, tmp_path / "fp8")
-    change(directory, "config.json", {"quantization_config": FP8})
-    name = "model.language_model.layers.0.self_attn.q_proj.weight"
-    scale, norm = f"{name}_scale_inv", "model.language_model.norm.weight"
-    for damaged, message in (
-        ({key: value for key, value in stored.items() if key != scale}, f"missing tensor: {scale}"),
-        ({**stored, scale: torch.ones(1, 1)}, rf"{scale} has shape \(1, 1\), expected"),
-        ({**stored, "model.other_scale_inv": torch.ones(1, 1)}, r"unexpected tensors: model\.other_scale_inv"),
-        (
-            {**stored, norm: stored[norm].to(torch.float8_e4m3fn), f"{norm}_scale_inv": torch.ones(1, 6)},
-            rf"{norm} has shape \(\d+,\); in FP8 only matrices",
-        ),
-    ):
-        save_file(damaged, directory / "model.safetensors")
-        with pytest.raises(CheckpointError, match=message):
-            family.loaded(directory)
-    save_file(stored, directory / "model.safetensors")
-    change(directory, "config.json", {"quantization_config": None})
-    with pytest.raises(CheckpointError, match="F8_E4M3"):
-        family.loaded(directory)
 
 
 def test_the_router_of_kimi_vl_stays_in_float32(tmp_path: Path) -> None:
