@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from models.checkpoints import checkpoint, weight_files
 from models.checkpoints.checkpoint import Source, load_parameters, without_memory
 from models.checkpoints.published import read_config, sampling_defaults, stop_token_ids
 from models.checkpoints.tied_head import with_the_files_head
@@ -193,6 +194,38 @@ def test_weights_larger_than_what_a_gpu_has_left_are_refused_before_any_is_read(
         CheckpointError, match=r"^weights of 227\.1 GiB do not fit: 3\.0 of the GPU's 8\.0 GiB are free$"
     ):
         load_parameters(net, tmp_path, [], device=torch.device("cuda"), dtype=torch.bfloat16, load_format="random")
+
+
+def resident(kind: str) -> int:
+    """Bytes of this process: RssAnon or RssFile."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind))
+    return 1024 * int(line.split()[1])
+
+
+@pytest.mark.slow
+def test_host_memory_over_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the parameters (here on the host as well) there is one tensor, and the pages of one mapped shard."""
+    with torch.device("meta"):
+        net = nn.Sequential(*(nn.Linear(2048, 4096, bias=False) for _ in range(12)))
+    for shard in range(4):
+        layers = range(3 * shard, 3 * shard + 3)
+        values = {f"{layer}.weight": torch.full((4096, 2048), 0.5, dtype=torch.bfloat16) for layer in layers}
+        save_file(values, tmp_path / f"{shard}.safetensors")
+    del values
+    tensor, slack = 2 * 4096 * 2048, 24 << 20
+    before = {kind: resident(kind) for kind in ("RssAnon", "RssFile")}
+    peak, fill = dict(before), checkpoint._fill
+
+    def watched(place: checkpoint._Place, tensor: weight_files.PublishedTensor) -> None:
+        fill(place, tensor)
+        for kind in peak:
+            peak[kind] = max(peak[kind], resident(kind))
+
+    monkeypatch.setattr(checkpoint, "_fill", watched)
+    rules = [Rule("{i}.weight", "{i}.weight")]
+    load_parameters(net, tmp_path, rules, device=torch.device("cpu"), dtype=torch.bfloat16)
+    assert peak["RssAnon"] - before["RssAnon"] <= 12 * tensor + tensor + slack
+    assert peak["RssFile"] - before["RssFile"] <= 3 * tensor + slack < 12 * tensor
 
 
 def test_rules_must_fill_every_parameter(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
@@ -18,18 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.checkpoints.published import make
-from models.checkpoints import checkpoint, weight_files
-from models.checkpoints.checkpoint import published_shapes
 from models.checkpoints.published import read_json
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.errors import CheckpointError
-from models.layers.decoder import decoder_rules
 from models.minicpmv.config import load_config as load_minicpmv
 from models.qwen_vl.config import WindowConfig
 from models.qwen_vl.config import load_config as load_qwen2
-from models.qwen_vl.v3.config import load_config
 from models.qwen_vl.v3.config import load_config as load_qwen3
-from models.qwen_vl.v3.model import LANGUAGE, decoder_config, vision_rules
 from tests.models.families.family import FAMILIES, META, Family
 from tests.support.chat_golden import generate, largest_difference
 from tests.support.golden import GOLDEN, copy_checkpoint, rename_as_in_memory
@@ -199,43 +193,21 @@ def test_other_forms_of_a_checkpoint_load_as_the_published_one(
     check_like_golden(FAMILIES[name], directory)
 
 
-TENSORS: dict[str, dict[str, tuple[Tensor | None, str]]] = {
-    "qwen2_vl": {"visual.other.inv_freq": (torch.ones(8), "unexpected tensors: {}")},
-    "qwen2_5_vl": {
-        "visual.blocks.0.mlp.up_proj.bias": (None, "missing tensors: {}"),
-        "visual.blocks.0.norm1.weight": (torch.ones(47), r"{} has shape \(47,\)"),
-        "visual.blocks.0.norm1.bias": (torch.ones(48), "unexpected tensors: {}"),
-        "visual.blocks.0.mlp.gate_proj.weight": (torch.ones(128, 48), r"{} has shape \(128, 48\)"),
-    },
-    "qwen3_vl": {
-        "model.visual.deepstack_merger_list.1.norm.weight": (torch.ones(5), r"{} has shape \(5,\)"),
-        "model.visual.other": (torch.ones(2), "unexpected tensors: {}"),
-    },
-    "qwen3_vl_moe": {"lm_head.weight": (None, "missing tensors: {}")},
-    "kimi_vl": {
-        "language_model.model.layers.1.mlp.experts.3.down_proj.weight": (None, "missing tensors: {}"),
-        "language_model.model.layers.1.mlp.gate.e_score_correction_bias": (torch.ones(65), r"{} has shape \(65,\)"),
-        "language_model.model.layers.0.self_attn.q_a_proj.weight": (torch.ones(2, 2), "unexpected tensors: {}"),
-    },
-    "minicpmv_4_5": {
-        "vpm.encoder.layers.1.self_attn.k_proj.bias": (None, "missing tensors: {}"),
-        "resampler.attn.in_proj_weight": (None, "missing tensors: {}"),
-        "llm.model.layers.0.self_attn.q_norm.weight": (torch.zeros(3), r"{} has shape \(3,\)"),
-        "apm.conv1.weight": (torch.zeros(3), "unexpected tensors: {}"),
-    },
-}
-"""Tensors that are lost (None), misshapen or added."""
-
-
-@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "kimi_vl", "minicpmv_4_5"])
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path, name: str) -> None:
+    """Every seventh of the checkpoint: lost, misshapen, and with another beside it."""
     directory = copy_of(FAMILIES[name], tmp_path / "damaged")
     published = tensors_of(directory)
-    for tensor, (value, message) in TENSORS[name].items():
-        damaged = {key: kept for key, kept in (published | {tensor: value}).items() if kept is not None}
-        save_file(damaged, directory / "model.safetensors")
-        with pytest.raises(CheckpointError, match=message.format(tensor.replace(".", r"\."))):
-            FAMILIES[name].loaded(directory)
+    for tensor in [key for key in sorted(published) if not key.endswith("inv_freq")][::7]:
+        others = {key: value for key, value in published.items() if key != tensor}
+        for written, message in (
+            ({}, f"missing tensors: {tensor}$"),
+            ({tensor: published[tensor][None]}, rf"{tensor} has shape \(1, "),
+            ({tensor: published[tensor], f"{tensor}.other": torch.ones(8)}, f"unexpected tensors: {tensor}.other$"),
+        ):
+            save_file(others | written, directory / "model.safetensors")
+            with pytest.raises(CheckpointError, match=message):
+                FAMILIES[name].loaded(directory)
 
 
 def test_the_router_of_kimi_vl_stays_in_float32(tmp_path: Path) -> None:
@@ -294,53 +266,6 @@ def test_published_sizes_have_the_published_numbers_of_parameters(tmp_path: Path
         total, encoder = total - padding, encoder - padding
         assert sum(spec.bytes_per_token(torch.bfloat16) for spec in model.decoder.cache_specs()) == 31_104
     assert (total, encoder if PUBLISHED[size][1] else None) == PUBLISHED[size]
-
-
-def resident(kind: str) -> int:
-    """Bytes of this process: RssAnon or RssFile."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind))
-    return 1024 * int(line.split()[1])
-
-
-@pytest.mark.slow
-def test_host_memory_over_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the parameters (here on the host as well) there is one tensor, and the pages of one mapped shard."""
-    family, slack = FAMILIES["qwen3_vl"], 24 << 20
-    directory = copy_checkpoint(family.directory, tmp_path / "large")
-    for path in directory.glob("*.safetensors*"):
-        path.unlink()
-    large = {"vocab_size": 32768, "hidden_size": 512, "intermediate_size": 8192, "num_hidden_layers": 6}
-    change(directory, "config.json", large, "text_config")
-    change(directory, "config.json", {"out_hidden_size": 512}, "vision_config")
-    config = load_config(directory)
-    rules = [*vision_rules(config.tower), *decoder_rules(decoder_config(config), published=LANGUAGE)]
-    shapes = published_shapes(family.fresh("meta", torch.bfloat16, directory, "random"), rules)
-    groups: dict[str, dict[str, Tensor]] = {}
-    for name, shape in shapes.items():
-        layer = name.split(".")[3] if ".language_model.layers." in name else "rest"
-        groups.setdefault(layer, {})[name] = torch.full(shape, 0.5, dtype=torch.bfloat16)
-    weight_map = {name: f"model-{group}.safetensors" for group, members in groups.items() for name in members}
-    for group, members in groups.items():
-        save_file(members, directory / f"model-{group}.safetensors")
-    del groups, members
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    largest_tensor = 2 * max(map(math.prod, shapes.values()))
-    largest_shard = max(path.stat().st_size for path in directory.glob("*.safetensors"))
-
-    before = {kind: resident(kind) for kind in ("RssAnon", "RssFile")}
-    peak, fill = dict(before), checkpoint._fill
-
-    def watched(place: checkpoint._Place, tensor: weight_files.PublishedTensor) -> None:
-        fill(place, tensor)
-        for kind in peak:
-            peak[kind] = max(peak[kind], resident(kind))
-
-    monkeypatch.setattr(checkpoint, "_fill", watched)
-    model = family.fresh("cpu", torch.bfloat16, directory)
-    parameters = sum(parameter.nbytes for parameter in model.parameters())
-    assert parameters > 150 << 20
-    assert peak["RssAnon"] - before["RssAnon"] <= parameters + largest_tensor + slack
-    assert peak["RssFile"] - before["RssFile"] <= largest_shard + slack < parameters
 
 
 CONFIG, PICTURES, VIDEOS = "config.json", "preprocessor_config.json", "video_preprocessor_config.json"
