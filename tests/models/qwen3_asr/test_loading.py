@@ -14,8 +14,9 @@ from models.interfaces.errors import CheckpointError, InputError
 from models.qwen3_asr.config import load_config
 from models.qwen3_asr.model import load_model
 from models.qwen3_asr.processor import load_processor
+from tests.models.families.family import RECOGNISER
 from tests.models.families.test_loading import ABSENT, change, json_of
-from tests.models.qwen3_asr.golden import DIRECTORY, of, prompt
+from tests.models.qwen3_asr.golden import DIRECTORY
 from tests.support.chat_golden import generate, largest_difference
 from tests.support.golden import copy_checkpoint
 from tests.support.inference import no_gradients as no_gradients
@@ -50,9 +51,9 @@ def test_the_layout_of_transformers_5(tmp_path: Path) -> None:
     as_transformers_5_saves(directory)
     assert load_config(directory).audio == load_config(DIRECTORY).audio
     model = resolve(family_of(directory).model)(directory, torch.device("cpu"), torch.float32)
-    logits, _, ids = generate(model, prompt("short"), 20)
-    assert largest_difference(logits, of("short", "logits")) <= 1e-3
-    assert ids == of("short", "generated_ids").tolist()
+    logits, _, ids = generate(model, RECOGNISER.prompt("short"), 20)
+    assert largest_difference(logits, RECOGNISER.of("short", "logits")) <= 1e-3
+    assert ids == RECOGNISER.of("short", "generated_ids").tolist()
 
 
 @pytest.mark.parametrize(
