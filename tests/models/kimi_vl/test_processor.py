@@ -175,17 +175,6 @@ def test_answers_end_at_the_end_of_a_turn(tmp_path: Path) -> None:
     assert changed.generation_defaults == {"temperature": 0.6}
 
 
-def test_the_template_is_that_of_the_files(tmp_path: Path) -> None:
-    said = say("user", "x", 0)
-    item = processor().image(blank(56, 28))
-    usual = prompt_of(of(tmp_path), [said], [item]).token_ids.tolist()
-    source = json.loads((tmp_path / "tokenizer_config.json").read_text())["chat_template"]
-    (tmp_path / "chat_template.jinja").write_text(source.replace("You are a helpful assistant", "Be brief"))
-    changed = load_processor(tmp_path)
-    ids = prompt_of(changed, [said], [item]).token_ids.tolist()
-    assert ids != usual and b"Be brief" in changed.detokenize(ids)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "height"), [(64, 48), (1280, 720), (4000, 30)])
 def test_a_long_video_leaves_a_tenth_of_the_context_free(width: int, height: int) -> None:
@@ -240,19 +229,14 @@ def test_special_ids_give_no_bytes() -> None:
     assert TOKENIZER.decode([*TOKENIZER.encode_plain("a"), end, *TOKENIZER.encode_plain("b")]) == b"ab"
 
 
-@pytest.mark.parametrize("content", ["AA== 1\n", "AA==\n", "?? 0\n", "AA== 0\n"])
-def test_broken_rank_files_are_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "tiktoken.model").write_text(content)
-    (tmp_path / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"tiktoken\.model"):
-        load_tokenizer(tmp_path)
+ALL_BYTES_BUT_THE_LAST = [*(bytes([value]) for value in range(255)), b"ab"]
 
 
-def test_a_rank_file_without_one_of_the_single_bytes_is_refused(tmp_path: Path) -> None:
-    """Text with that byte would silently lose it."""
-    tokens = [*(bytes([value]) for value in range(255)), b"ab"]
-    lines = (f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(tokens))
-    (tmp_path / "tiktoken.model").write_text("\n".join(lines))
+@pytest.mark.parametrize("content", ["AA== 1\n", "AA==\n", "?? 0\n", "AA== 0\n", None])
+def test_broken_rank_files_are_refused(tmp_path: Path, content: str | None) -> None:
+    """None: without one of the single bytes. Text with that byte would silently lose it."""
+    lines = (f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(ALL_BYTES_BUT_THE_LAST))
+    (tmp_path / "tiktoken.model").write_text("\n".join(lines) if content is None else content)
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"tiktoken\.model.*0xff"):
+    with pytest.raises(CheckpointError, match=r"tiktoken\.model" + (".*0xff" if content is None else "")):
         load_tokenizer(tmp_path)

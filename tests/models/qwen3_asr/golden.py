@@ -10,7 +10,7 @@ import numpy as np
 from models.interfaces.media import Prompt
 from tests.support.golden import GOLDEN, inputs
 
-DIRECTORY, ALIGNER = GOLDEN / "qwen3_asr", GOLDEN / "qwen3_asr_aligner"
+DIRECTORY = GOLDEN / "qwen3_asr"
 INPUTS = inputs(DIRECTORY)
 
 
