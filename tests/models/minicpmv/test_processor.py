@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from models.checkpoints.published import read_json
 from models.interfaces import resizing
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import MediaItem, VideoFrames, VideoMetadata
@@ -27,8 +25,10 @@ from models.minicpmv.slicing import SliceRule, slice_picture
 from models.minicpmv.video import fused_pack, sample_fused, sample_unfused, temporal_ids
 from service.graphs.buckets import fits
 from tests.models.families.family import FAMILIES, Family, minicpmv_item
+from tests.models.families.test_loading import ABSENT, change
 from tests.models.minicpmv.golden import VERSIONS
 from tests.support.encoder_replay import eager
+from tests.support.golden import copy_checkpoint
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.prompts import prompt_of, say
 
@@ -96,20 +96,11 @@ def test_pictures_are_numbered_and_videos_are_not() -> None:
     assert numbers == [b"0", b"1"]
 
 
-def changed(tmp_path: Path, version: str, **files: dict[str, object]) -> Path:
-    """The golden directory with fields of its JSON files changed; None drops one."""
-    shutil.copytree(directory(version), tmp_path / version, ignore=shutil.ignore_patterns("images", "*.safetensors"))
-    for name, fields in files.items():
-        path = tmp_path / version / f"{name}.json"
-        content = {**read_json(path.parent, path.name), **fields}
-        path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
-    return tmp_path / version
-
-
 @pytest.mark.parametrize(("version", "penalty"), [("2.5", 1.05), ("4.5", 1.03)])
 def test_recommended_sampling_where_the_file_names_none(tmp_path: Path, version: str, penalty: float) -> None:
-    unnamed = dict.fromkeys(("temperature", "top_p", "top_k", "repetition_penalty"))
-    path = changed(tmp_path, version, generation_config=unnamed)
+    path = copy_checkpoint(directory(version), tmp_path / version)
+    unnamed = dict.fromkeys(("temperature", "top_p", "top_k", "repetition_penalty"), ABSENT)
+    change(path, "generation_config.json", unnamed)
     assert load_processor(path).generation_defaults == {
         "temperature": 0.7,
         "top_p": 0.8,
@@ -121,12 +112,11 @@ def test_recommended_sampling_where_the_file_names_none(tmp_path: Path, version:
 
 
 def test_slices_follow_the_preprocessors_file(tmp_path: Path) -> None:
-    path = changed(
-        tmp_path,
-        "2.6",
-        preprocessor_config={"max_slice_nums": 4, "scale_resolution": 112, "use_image_id": False},
-        config={"slice_config": {"max_slice_nums": 9, "scale_resolution": 84}, "use_image_id": True},
-    )
+    path = copy_checkpoint(directory("2.6"), tmp_path / "2.6")
+    newer = {"max_slice_nums": 4, "scale_resolution": 112, "use_image_id": False}
+    change(path, "preprocessor_config.json", newer)
+    older = {"slice_config": {"max_slice_nums": 9, "scale_resolution": 84}, "use_image_id": True}
+    change(path, "config.json", older)
     config = load_config(path)
     assert (config.slicing.max_slices, config.slicing.scale_resolution, config.use_image_id) == (4, 112, False)
     large = picture("2.6", "images/big_0.png").resize((900, 900))
