@@ -124,7 +124,7 @@ def test_replay_equals_eager_on_a_poisoned_pool(family: Family, dtype: torch.dty
         torch.testing.assert_close(rows[: len(plain)], plain, atol=tolerance, rtol=0)
 
 
-def tower_of_kimi_vl(tmp_path: Path, layers: int, limit: int, dtype: torch.dtype) -> Any:
+def tower_of_kimi_vl(tmp_path: Path, layers: int, limit: int, dtype: torch.dtype, device: str = "cuda") -> Any:
     """Random weights of the published width."""
     family = FAMILIES["kimi_vl"]
     directory = tmp_path / f"{dtype}"
@@ -133,7 +133,7 @@ def tower_of_kimi_vl(tmp_path: Path, layers: int, limit: int, dtype: torch.dtype
     sizes = vision | FULL_SIZE_TOWER | {"num_hidden_layers": layers}
     change_json(directory / "config.json", {"vision_config": sizes})
     change_json(directory / "preprocessor_config.json", {"in_token_limit": limit})
-    return family.fresh("cuda", dtype, directory, "random").encoder
+    return family.fresh(device, dtype, directory, "random").encoder
 
 
 def test_one_picture_of_kimi_vl_thinking_2506_fills_the_largest_captured_graph(tmp_path: Path) -> None:
