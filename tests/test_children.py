@@ -120,14 +120,10 @@ exits.end_soon(3)
 """
 
 
-def test_nobody_waits_for_a_thread_that_goes_on() -> None:
-    done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, timeout=GENEROUS)
-    assert (done.returncode, done.stdout) == (3, "served\n")
-
-
-def test_a_process_without_such_threads_ends_as_usual() -> None:
-    done = subprocess.run([sys.executable, "-c", IDLE], capture_output=True, text=True, timeout=GENEROUS)
-    assert (done.returncode, done.stdout) == (0, "tidied\n")
+@pytest.mark.parametrize(("program", "ended"), [(BUSY, (3, "served\n")), (IDLE, (0, "tidied\n"))], ids=["busy", "idle"])
+def test_a_process_ends_as_usual_unless_a_thread_goes_on(program: str, ended: tuple[int, str]) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=GENEROUS)
+    assert (done.returncode, done.stdout) == ended
 
 
 CTRL_C = """

@@ -63,7 +63,7 @@ def packed(name: str, weight: Tensor, config: Mapping[str, Any] | None) -> dict[
     if not config or not name.startswith(_LANGUAGE) or not name.endswith("_proj.weight"):
         return {name: weight}
     if config["quant_method"] == "fp8":
-        values, factors, _ = in_fp8(weight, config["weight_block_size"])
+        values, factors = in_fp8(weight, config["weight_block_size"])
         return {name: values, f"{name}_scale_inv": factors}
     inputs, group, stem = weight.shape[-1], config["group_size"], name.removesuffix(".weight")
     codes, scale, zeros = _rounded(weight.float(), group, symmetric=config.get("sym", False))

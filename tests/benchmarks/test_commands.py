@@ -20,6 +20,11 @@ from benchmarks.report.tables import TABLES
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+@pytest.fixture(autouse=True)
+def written_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+
+
 def accept(written: Path, name: str) -> Results:
     """The tiny result under the name of the full one, its model called like a published one."""
     content = json.loads(written.read_text())
@@ -29,8 +34,7 @@ def accept(written: Path, name: str) -> Results:
     return Results(written.parent)
 
 
-def test_speech_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
+def test_speech_through_http(tmp_path: Path) -> None:
     results = accept(speech_http.main(["closed", "--tiny"]), "speech_http_closed")
     accept(speech_http.main(["listeners", "--tiny", "--rates", "2", "--seconds", "4"]), "speech_http_listeners")
     facts = results["speech_http_closed"].facts
@@ -43,8 +47,7 @@ def test_speech_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert "speech_http_" in TABLES[name](results), name
 
 
-def test_chat_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
+def test_chat_through_http(tmp_path: Path) -> None:
     results = accept(chat_http.main(["latency", "--tiny"]), "chat_http_latency_qwen2_vl_2b")
     facts = results["chat_http_latency_qwen2_vl_2b"].facts
     assert facts["encoder_cache_hits"] == 0 == facts["prefix_cache_hit_tokens"]
@@ -52,8 +55,7 @@ def test_chat_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "| 112 x 112 JPEG |" in TABLES["chat-latency"](results)
 
 
-def test_one_and_two_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
+def test_one_and_two_engines(tmp_path: Path) -> None:
     written = json.loads(engines.main(["conversations", "--rounds", "1", "--tiny"]).read_text())
     rows = written["rows"]
     assert [(row["load"], row["gpus"]) for row in rows] == [("conversations", 1), ("conversations", 2)]
@@ -61,8 +63,7 @@ def test_one_and_two_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(rows[1]["steps_by_engine"]) == ["0", "1"] and rows[1]["choices"]["affinity"] > 0
 
 
-def test_chat_beside_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
+def test_chat_beside_speech(tmp_path: Path) -> None:
     results = accept(beside.main(["--tiny"]), "beside_qwen2_vl_2b")
     rows = results["beside_qwen2_vl_2b"].rows
     assert [(row["load"], row["beside"]) for row in rows] == [
@@ -74,23 +75,20 @@ def test_chat_beside_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "| 2.00 chats/s | beside the other |" in table and "| 2 streams of speech | alone |" in table
 
 
-def test_start_to_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
+def test_start_to_ready(tmp_path: Path) -> None:
     results = accept(startup.main(["voxcpm2", "--warm", "1", "--tiny"]), "startup_voxcpm2")
     rows = [line for line in TABLES["startup"](results).splitlines() if line.startswith("| VoxCPM2")]
     assert [row.split(" | ")[2] for row in rows] == ["empty", "full"]
 
 
-def test_a_quantised_checkpoint_on_a_small_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
+def test_a_quantised_checkpoint_on_a_small_gpu(tmp_path: Path) -> None:
     content = json.loads(small_gpu.main(["--tiny", "--starts", "1"]).read_text())
     (row,) = content["rows"]
     assert row["succeeded"] == row["requests"] == 32 and row["out_of_memory"] == 0
     assert 1 << 30 < content["dry_run"]["used"] < content["gpu_bytes"] == round(7.8 * 2**30)
 
 
-def test_transformers_beside_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
+def test_transformers_beside_us(tmp_path: Path) -> None:
     compare.main(["transformers", "--tiny"])
     rows = json.loads((tmp_path / "peers_transformers_tiny.json").read_text())["rows"]
     assert [row["what"] for row in rows] == ["encoder", "first token", "decode step"]
@@ -107,7 +105,6 @@ def test_every_command_names_a_module_and_every_peer_an_adapter() -> None:
 
 
 def test_every_shape_on_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
     monkeypatch.setenv("REPRISE_API_PROCESSES", "1")  # whatever the machine has
     serving.main(["all", "--tiny"])
     for kind in serving.RUNS:

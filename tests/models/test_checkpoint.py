@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from models.checkpoints import checkpoint, weight_files
 from models.checkpoints.checkpoint import Source, load_parameters, without_memory
 from models.checkpoints.published import read_config, sampling_defaults, stop_token_ids
 from models.checkpoints.tied_head import with_the_files_head
@@ -109,46 +110,29 @@ def test_aliased_names_load_and_ignored_tensors_are_skipped(tmp_path: Path) -> N
     check(load(tmp_path, ignore=["old.{i}.inv_freq"]), values)
 
 
-def drop(values: dict[str, Tensor]) -> None:
-    del values["net.1.k.weight"]
-
-
-def add(values: dict[str, Tensor]) -> None:
-    values["net.2.k.weight"] = torch.ones(3, 4)
-
-
-def misshape(values: dict[str, Tensor]) -> None:
-    values["conv.weight"] = torch.ones(2, 12)
-
-
-def repeat(values: dict[str, Tensor]) -> None:
-    values["model.net.0.q.weight"] = torch.ones(2, 4)
-
-
-def quantise(values: dict[str, Tensor]) -> None:
-    values["extra.bias"] = torch.ones(4, dtype=torch.int8)
-
-
-def damage(values: dict[str, Tensor]) -> None:
-    """As zeros or ones of bits in a file do."""
-    values["extra.weight"].view(torch.int32)[2] = -1
-    values["experts.1.w"][0, 3] = torch.inf
+NOT_A_NUMBER = torch.ones(4)
+NOT_A_NUMBER.view(torch.int32)[2] = -1
+INFINITE = torch.ones(2, 4)
+INFINITE[0, 3] = torch.inf
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changed", "message"),
     [
-        (damage, "NaN or infinite values in tensors: experts.1.w, extra.weight$"),
-        (drop, "missing tensors: net.1.k.weight"),
-        (add, "unexpected tensors: net.2.k.weight"),
-        (misshape, r"conv.weight has shape \(2, 12\), expected \(2, 3, 2, 2\)"),
-        (repeat, "net.0.q.weight.* repeats|repeats .*net.0.q.weight"),
-        (quantise, "extra.bias has dtype I8"),
+        # As zeros or ones of bits in a file do.
+        (
+            {"extra.weight": NOT_A_NUMBER, "experts.1.w": INFINITE},
+            "NaN or infinite values in tensors: experts.1.w, extra.weight$",
+        ),
+        ({"net.1.k.weight": None}, "missing tensors: net.1.k.weight"),
+        ({"net.2.k.weight": torch.ones(3, 4)}, "unexpected tensors: net.2.k.weight"),
+        ({"conv.weight": torch.ones(2, 12)}, r"conv.weight has shape \(2, 12\), expected \(2, 3, 2, 2\)"),
+        ({"model.net.0.q.weight": torch.ones(2, 4)}, "net.0.q.weight.* repeats|repeats .*net.0.q.weight"),
+        ({"extra.bias": torch.ones(4, dtype=torch.int8)}, "extra.bias has dtype I8"),
     ],
 )
-def test_errors_name_the_tensor(tmp_path: Path, change: object, message: str) -> None:
-    values = tensors()
-    change(values)  # type: ignore[operator]
+def test_errors_name_the_tensor(tmp_path: Path, changed: dict[str, Tensor | None], message: str) -> None:
+    values = {name: value for name, value in (tensors() | changed).items() if value is not None}
     save_file(values, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=message):
         load(tmp_path)
@@ -193,6 +177,38 @@ def test_weights_larger_than_what_a_gpu_has_left_are_refused_before_any_is_read(
         CheckpointError, match=r"^weights of 227\.1 GiB do not fit: 3\.0 of the GPU's 8\.0 GiB are free$"
     ):
         load_parameters(net, tmp_path, [], device=torch.device("cuda"), dtype=torch.bfloat16, load_format="random")
+
+
+def resident(kind: str) -> int:
+    """Bytes of this process: RssAnon or RssFile."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind))
+    return 1024 * int(line.split()[1])
+
+
+@pytest.mark.slow
+def test_host_memory_over_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the parameters (here on the host as well) there is one tensor, and the pages of one mapped shard."""
+    with torch.device("meta"):
+        net = nn.Sequential(*(nn.Linear(2048, 4096, bias=False) for _ in range(12)))
+    for shard in range(4):
+        layers = range(3 * shard, 3 * shard + 3)
+        values = {f"{layer}.weight": torch.full((4096, 2048), 0.5, dtype=torch.bfloat16) for layer in layers}
+        save_file(values, tmp_path / f"{shard}.safetensors")
+    del values
+    tensor, slack = 2 * 4096 * 2048, 24 << 20
+    before = {kind: resident(kind) for kind in ("RssAnon", "RssFile")}
+    peak, fill = dict(before), checkpoint._fill
+
+    def watched(place: checkpoint._Place, tensor: weight_files.PublishedTensor) -> None:
+        fill(place, tensor)
+        for kind in peak:
+            peak[kind] = max(peak[kind], resident(kind))
+
+    monkeypatch.setattr(checkpoint, "_fill", watched)
+    rules = [Rule("{i}.weight", "{i}.weight")]
+    load_parameters(net, tmp_path, rules, device=torch.device("cpu"), dtype=torch.bfloat16)
+    assert peak["RssAnon"] - before["RssAnon"] <= 12 * tensor + tensor + slack
+    assert peak["RssFile"] - before["RssFile"] <= 3 * tensor + slack < 12 * tensor
 
 
 def test_rules_must_fill_every_parameter(tmp_path: Path) -> None:

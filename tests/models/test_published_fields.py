@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.errors import CheckpointError
 from models.text import tokenizer
-from tests.support.golden import GOLDEN, OWN
+from tests.support.golden import GOLDEN, OWN, copy_checkpoint
 
 DIRECTORIES = sorted(path.parent.name for path in OWN.glob("*/config.json"))
 FILES = (
@@ -53,27 +52,16 @@ def mutants(content: str, step: int) -> Iterator[tuple[str, Any, str]]:
             yield place[-1], wrong, json.dumps(changed)
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """A golden checkpoint without weights, whose tokenizer is read once."""
-    monkeypatch.setattr(tokenizer, "Tokenizer", cache_of(tokenizer.Tokenizer))
-
-    def copied(name: str) -> Path:
-        ignored = shutil.ignore_patterns("images", "*.safetensors*", "inputs.json", "*.pth", "*.wav")
-        return Path(shutil.copytree(GOLDEN / name, tmp_path / name, ignore=ignored))
-
-    return copied
-
-
-def cache_of(make: Callable[..., Any]) -> Callable[..., Any]:
-    kept: list[Any] = []
+@pytest.fixture(autouse=True)
+def tokenizer_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    make, kept = tokenizer.Tokenizer, list[Any]()
 
     def make_once(*args: Any, **options: Any) -> Any:
         if not kept:
             kept.append(make(*args, **options))
         return kept[0]
 
-    return make_once
+    monkeypatch.setattr(tokenizer, "Tokenizer", make_once)
 
 
 def load(directory: Path) -> None:
@@ -88,8 +76,8 @@ def load(directory: Path) -> None:
 
 @pytest.mark.parametrize("step", [67, pytest.param(3, marks=pytest.mark.slow)], ids=["some", "many"])
 @pytest.mark.parametrize("name", DIRECTORIES)
-def test_a_field_of_a_wrong_kind_is_named(checkpoint: Callable[[str], Path], name: str, step: int) -> None:
-    directory = checkpoint(name)
+def test_a_field_of_a_wrong_kind_is_named(tmp_path: Path, name: str, step: int) -> None:
+    directory = copy_checkpoint(GOLDEN / name, tmp_path / name)
     load(directory)
     unclear: list[str] = []
     for file in FILES:
@@ -114,9 +102,9 @@ def test_a_field_of_a_wrong_kind_is_named(checkpoint: Callable[[str], Path], nam
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
-def test_null_ids_of_transformers_4(checkpoint: Callable[[str], Path], name: str) -> None:
+def test_null_ids_of_transformers_4(tmp_path: Path, name: str) -> None:
     """Releases 4.52 to 4.57 wrote them into text_config, where nobody reads them; outside they are missing."""
-    path = checkpoint(name) / "config.json"
+    path = copy_checkpoint(GOLDEN / name, tmp_path / name) / "config.json"
     published = json.loads(path.read_text())
     ids = {"image_token_id": None, "video_token_id": None}
     path.write_text(json.dumps({**published, "text_config": {**published, **ids}}))

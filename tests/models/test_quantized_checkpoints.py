@@ -22,7 +22,7 @@ from models.layers.kernels import gemm
 from models.layers.quantized import COLUMNS, E4M3, Codes, QuantizedLinear, QuantizedWeight
 from service.hub import EMBEDDED
 from tests.support.chat_golden import generate, golden_prompt, largest_difference, rounding_error
-from tests.support.golden import GOLDEN, copy_checkpoint, inputs, is_chat, prompts, read_json
+from tests.support.golden import GOLDEN, change_json, copy_checkpoint, inputs, is_chat, prompts, read_json
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.slow import slow
 
@@ -192,25 +192,46 @@ def test_the_last_group_may_be_shorter(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
-DAMAGED = {
-    "awq": (".qzeros", "missing tensor: {}"),
-    "moe_ct_w4a16_g32_asym": (".weight_zero_point", "missing tensor: {}"),
-    "gptq_v1_desc_act": (".scales", "missing tensor: {}"),
-    "ct_w4a16_g32_asym": (".weight_packed", r"unexpected tensors: .*weight_scale"),
-    "ct_fp8_dynamic": (".weight_scale", "missing tensor: {}"),
-    "fp8_block": ("_scale_inv", "missing tensor: {}"),
-}
+Q_PROJ, NORM = "model.layers.0.self_attn.q_proj.weight", "model.norm.weight"
+IN_FP8 = {NORM: torch.ones(256, dtype=E4M3), f"{NORM}_scale_inv": torch.ones(1, 2)}
+DAMAGED: list[tuple[str, str, dict[str, Tensor] | None, str]] = [
+    ("awq", ".qzeros", None, "missing tensor: {}"),
+    ("moe_ct_w4a16_g32_asym", ".weight_zero_point", None, "missing tensor: {}"),
+    ("gptq_v1_desc_act", ".scales", None, "missing tensor: {}"),
+    ("ct_w4a16_g32_asym", ".weight_packed", None, r"unexpected tensors: .*weight_scale"),
+    ("ct_fp8_dynamic", ".weight_scale", None, "missing tensor: {}"),
+    ("fp8_block", "_scale_inv", None, "missing tensor: {}"),
+    ("fp8_block", f"{Q_PROJ}_scale_inv", {f"{Q_PROJ}_scale_inv": torch.ones(3, 2)}, r"{} has shape \(3, 2\), expected"),
+    ("fp8_block", "model.other_scale_inv", {"model.other_scale_inv": torch.ones(1, 1)}, "unexpected tensors: {}"),
+    ("fp8_block", NORM, IN_FP8, r"{} has shape \(256,\); in FP8 only matrices"),
+]
+"""Fixture, end of the name of the tensor that is named, what is written (None: that tensor is lost), message."""
 
 
-@pytest.mark.parametrize("name", DAMAGED)
-def test_what_does_not_fit_is_named(tmp_path: Path, name: str) -> None:
-    suffix, message = DAMAGED[name]
+@pytest.mark.parametrize(("name", "suffix", "written", "message"), DAMAGED)
+def test_what_does_not_fit_is_named(
+    tmp_path: Path, name: str, suffix: str, written: dict[str, Tensor] | None, message: str
+) -> None:
     directory = copy_checkpoint(FIXTURES / name, tmp_path / "damaged")
-    tensors = load_file(directory / "model.safetensors")
-    lost = next(key for key in sorted(tensors) if key.endswith(suffix))
-    save_file({key: value for key, value in tensors.items() if key != lost}, directory / "model.safetensors")
-    with pytest.raises(CheckpointError, match=message.format(lost.replace(".", r"\."))):
-        resolve(family_of(directory).model)(directory, CPU, torch.float32)
+    tensors = load_file(directory / "model.safetensors") | (written or {})
+    named = next(key for key in sorted(tensors) if key.endswith(suffix))
+    if written is None:
+        del tensors[named]
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message.format(named.replace(".", r"\."))):
+        loaded(directory)
+
+
+def test_codes_of_other_blocks_or_of_no_method_are_refused(tmp_path: Path) -> None:
+    directory = copy_checkpoint(FIXTURES / "fp8_block", tmp_path / "fp8")
+    config = read_json(directory, "config.json")["quantization_config"]
+    for given, message in (
+        (config | {"weight_block_size": [64, 128]}, r"_scale_inv has shape \(2, 2\), expected \(4, 2\)"),
+        (None, "F8_E4M3"),
+    ):
+        change_json(directory / "config.json", {"quantization_config": given})
+        with pytest.raises(CheckpointError, match=message):
+            loaded(directory)
 
 
 def test_damaged_values_are_named(tmp_path: Path) -> None:

@@ -43,27 +43,22 @@ def dense_layers(encoder: Any) -> int:
     return len(getattr(encoder, "full_attention", encoder.blocks))
 
 
-@pytest.mark.parametrize("spare", [0, 2])
 @pytest.mark.parametrize("family", CASES)
-def test_golden_pictures(family: Family, spare: int, taken: list[int]) -> None:
-    encoder = family.model.encoder
+def test_golden_pictures(family: Family, taken: list[int], dense_calls: list[int]) -> None:
+    """In buckets of whole rows, without room to spare and with, and in exact ones."""
+    encoder, layers = family.model.encoder, dense_layers(family.model.encoder)
     for name in family.images:
         (item,) = family.items(name)
-        captured = CapturedEncoder(encoder, [one_segment_bucket(encoder, item, spare)])
-        taken.clear()
-        assert largest_difference(captured.replayed([item]), family.embeds(name)) <= TOLERANCE
-        assert len(taken) == dense_layers(encoder)
-
-
-@pytest.mark.parametrize("family", CASES)
-def test_golden_pictures_in_exact_buckets(family: Family, dense_calls: list[int]) -> None:
-    encoder = family.model.encoder
-    for name in family.images:
-        (item,) = family.items(name)
-        captured = CapturedEncoder(encoder, [dict(encoder.required([item])) | {EXACT: 1}])
-        dense_calls.clear()
-        assert largest_difference(captured.replayed([item]), family.embeds(name)) <= TOLERANCE
-        assert dense_calls == [item.num_patches] * dense_layers(encoder)
+        exact = dict(encoder.required([item])) | {EXACT: 1}
+        for bucket in (*(one_segment_bucket(encoder, item, spare) for spare in (0, 2)), exact):
+            captured = CapturedEncoder(encoder, [bucket])
+            taken.clear()
+            dense_calls.clear()
+            assert largest_difference(captured.replayed([item]), family.embeds(name)) <= TOLERANCE
+            if bucket is exact:
+                assert (taken, dense_calls) == ([], [item.num_patches] * layers)
+            else:
+                assert (len(taken), dense_calls) == (layers, [])
 
 
 @fact_of_own_fixture

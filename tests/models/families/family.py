@@ -22,6 +22,7 @@ from models.interfaces.capturable import Bucket, Plan
 from models.interfaces.media import MediaItem, Prompt, media_digest
 from models.qwen_vl.pictures import VideoLimits
 from tests.models.minicpmv import golden as minicpmv
+from tests.models.qwen3_asr import golden as qwen3_asr
 from tests.support.chat_golden import golden_prompt, golden_video, golden_video_limits
 from tests.support.encoder_replay import bytes_of_nan, random_item
 from tests.support.golden import GOLDEN, golden_parts, inputs, numbered, prompts, with_fewest, with_most
@@ -81,7 +82,12 @@ class Family:
 
     @property
     def qwen(self) -> bool:
-        return self.name.startswith("qwen")
+        """Sees, by the tower of the Qwen-VL families."""
+        return self.name.startswith("qwen") and not self.hears
+
+    @property
+    def hears(self) -> bool:
+        return self.name == "qwen3_asr"
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -126,14 +132,14 @@ class Family:
 
     @property
     def processor(self) -> Any:
-        return _processor(self.name)
+        return _processor(self)
 
     @property
     def model(self) -> Any:
         return self.on("cpu")
 
     def on(self, device: str, dtype: torch.dtype = torch.float32) -> Any:
-        return _model(self.name, device, dtype)
+        return _model(self, device, dtype)
 
     def loaded(self, directory: Path | None = None, load_format: str = "published") -> Any:
         """A model of its own, of a directory that a test has changed."""
@@ -152,12 +158,14 @@ class Family:
         return processor
 
     def prompt(self, name: str) -> Prompt:
-        return _prompt(self.name, name)
+        return _prompt(self, name)
 
     def prompt_by(self, name: str, processor: Any) -> Prompt:
         """By another processor than the directory's."""
         if self.version:
             return minicpmv.golden_prompt(processor, self.directory, name)
+        if self.hears:
+            return qwen3_asr.golden_prompt(processor, name)
         golden = self.inputs["prompts"][name]
         options = {key: golden[key] for key in ("add_vision_id",) if self.qwen} | golden.get("template_kwargs", {})
         return golden_prompt(processor, self.directory, name, **options)
@@ -199,6 +207,8 @@ class Family:
         if "minicpmv" in self.name:
             encoder.tower.position_embedding.weight[UNREAD] = NAN
             return encoder, {"position_ids": 0, "pixels": 0}, {"position_ids": UNREAD, "pixels": 255}
+        if self.hears:
+            return encoder, {"mel": 0.0}, {"mel": NAN}
         if not self.qwen:
             return encoder, {"positions": 0.0, "pixels": 0}, {"positions": NAN, "pixels": 255}
         encoder.byte_values.view(3, 256)[:, 255] = NAN
@@ -208,6 +218,8 @@ class Family:
         """Rows of an encoder's output."""
         if self.version:
             return int(bucket["groups"] * self.processor.config.num_queries)
+        if self.hears:
+            return bucket["patches"]
         return bucket["patches"] // (16 if self.merges_windows else 4)
 
     def nan_run(self, encoder: Any, plan: Plan) -> AbstractContextManager[Plan]:
@@ -233,18 +245,18 @@ def _expected(name: str) -> dict[str, Tensor]:
 
 
 @cache
-def _processor(name: str) -> Any:
-    return FAMILIES[name].processor_of(GOLDEN / name)
+def _processor(family: Family) -> Any:
+    return family.processor_of(family.directory)
 
 
 @cache
-def _model(name: str, device: str, dtype: torch.dtype) -> Any:
-    return FAMILIES[name].fresh(device, dtype)
+def _model(family: Family, device: str, dtype: torch.dtype) -> Any:
+    return family.fresh(device, dtype)
 
 
 @cache
-def _prompt(name: str, prompt: str) -> Prompt:
-    return FAMILIES[name].prompt_by(prompt, _processor(name))
+def _prompt(family: Family, prompt: str) -> Prompt:
+    return family.prompt_by(prompt, family.processor)
 
 
 @cache
@@ -381,6 +393,26 @@ FAMILIES: dict[str, Family] = {
         _merging("minicpmv_4_7"),
     )
 }
+
+
+def recording(frames: int, rows: int, columns: int, seed: int) -> MediaItem:
+    """Noise of so many times 500 samples."""
+    samples = np.random.default_rng(seed).normal(0, 0.1, 500 * frames * rows * columns)
+    item: MediaItem = RECOGNISER.processor.item(samples.astype(np.float32))
+    return item
+
+
+RECOGNISER = Family(
+    "qwen3_asr",
+    chunk=13,
+    buckets=tuple({"patches": 13 * chunks, "sequences": windows} for chunks, windows in ((2, 1), (6, 4), (18, 12))),
+    random=recording,
+    side=5,
+    full=(((1, 8, 8, 0),), ((3, 8, 8, 0),), tuple((1, 8, 4, seed) for seed in range(12)), ((9, 8, 8, 0),)),
+)
+"""It takes a recording and no messages: not one of FAMILIES."""
+HEARING = pytest.param(RECOGNISER, id=RECOGNISER.name)
+
 IN_FULL = "qwen3_vl"
 """The family all of whose cases are in `make test`."""
 

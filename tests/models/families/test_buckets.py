@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,10 +12,8 @@ import torch
 from models.kimi_vl.pictures import ImageSettings
 from service.graphs.buckets import cheapest
 from tests.models.families.family import ALL, FAMILIES, Family, families
-from tests.support.golden import change_json, copy_checkpoint
+from tests.models.families.test_gpu import tower_of_kimi_vl
 from tests.support.slow import slow
-
-KIMI_TOWER = {"num_attention_heads": 16, "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 1}
 
 
 @pytest.mark.parametrize("family", families(quick=ALL))
@@ -48,12 +45,8 @@ def test_the_lists_of_published_limits_have_no_large_steps(name: str, limit: int
 
 @pytest.mark.parametrize(("limit", "largest"), [(4096, 8960), slow(16384, 17928)])
 def test_the_list_of_kimi_vl_holds_every_picture_of_the_checkpoint(tmp_path: Path, limit: int, largest: int) -> None:
-    family = FAMILIES["kimi_vl"]
-    directory = copy_checkpoint(family.directory, tmp_path / "limit")
-    vision = json.loads((directory / "config.json").read_text())["vision_config"]
-    change_json(directory / "config.json", {"vision_config": vision | KIMI_TOWER})
-    change_json(directory / "preprocessor_config.json", {"in_token_limit": limit})
-    budgets = [b["patches"] for b in family.fresh("meta", torch.float32, directory, "random").encoder.default_buckets()]
+    encoder = tower_of_kimi_vl(tmp_path, 1, limit, torch.float32, "meta")
+    budgets = [bucket["patches"] for bucket in encoder.default_buckets()]
     assert budgets[-1] == largest >= ImageSettings(14, limit, (0.5,) * 3, (0.5,) * 3).most_patches
     # Steps of more than a half would pad more than packing saves.
     assert all(following <= 1.5 * budget for budget, following in pairwise(budgets))

@@ -15,7 +15,7 @@ import service.engine.chat.graphs as graphs_module
 from models.interfaces.media import Prompt
 from models.layers.kv_cache import STATE_INTERVAL
 from service.engine.chat.states import PROMPT_TAIL
-from tests.models.families.family import FAMILIES, Family, families
+from tests.models.families.family import FAMILIES, HEARING, Family, families
 from tests.support.chat_golden import generate
 from tests.support.devices import DEVICES
 from tests.support.golden import copy_checkpoint
@@ -48,14 +48,15 @@ def prefills(engine: InlineEngine) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("chunks", "graphs"), [slow(False, True), (True, True), slow(True, False)])
-@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("family", [*families(), HEARING])
 def test_golden_tokens_in_a_batch(family: Family, chunks: bool, graphs: bool, device: str) -> None:
     """Requests that ask for log probabilities beside others; then all of them again, from the prefix cache."""
     made = engine_of(family, device, graphs=graphs, max_step_tokens=family.chunk if chunks else 512)
     for turn in range(2):
         for name in family.prompts:
-            made.submit(f"{name} {turn}", family.prompt(name), max_tokens=family.tokens, logprobs=2)
-            made.submit(f"plain {name} {turn}", family.prompt(name), max_tokens=family.tokens)
+            length = len(family.golden_tokens(name))
+            made.submit(f"{name} {turn}", family.prompt(name), max_tokens=length, logprobs=2)
+            made.submit(f"plain {name} {turn}", family.prompt(name), max_tokens=length)
         made.run()
     assert not made.failures()
     for name in family.prompts:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.checkpoints.published import make
 from models.interfaces.media import MediaItem
 from service.graphs.buckets import fits
 from tests.models.families.family import ALL, FAMILIES, Family, families, kimi_frames
@@ -123,7 +124,7 @@ def test_replay_equals_eager_on_a_poisoned_pool(family: Family, dtype: torch.dty
         torch.testing.assert_close(rows[: len(plain)], plain, atol=tolerance, rtol=0)
 
 
-def tower_of_kimi_vl(tmp_path: Path, layers: int, limit: int, dtype: torch.dtype) -> Any:
+def tower_of_kimi_vl(tmp_path: Path, layers: int, limit: int, dtype: torch.dtype, device: str = "cuda") -> Any:
     """Random weights of the published width."""
     family = FAMILIES["kimi_vl"]
     directory = tmp_path / f"{dtype}"
@@ -132,7 +133,7 @@ def tower_of_kimi_vl(tmp_path: Path, layers: int, limit: int, dtype: torch.dtype
     sizes = vision | FULL_SIZE_TOWER | {"num_hidden_layers": layers}
     change_json(directory / "config.json", {"vision_config": sizes})
     change_json(directory / "preprocessor_config.json", {"in_token_limit": limit})
-    return family.fresh("cuda", dtype, directory, "random").encoder
+    return family.fresh(device, dtype, directory, "random").encoder
 
 
 def test_one_picture_of_kimi_vl_thinking_2506_fills_the_largest_captured_graph(tmp_path: Path) -> None:
@@ -157,17 +158,9 @@ def test_the_full_tower_of_kimi_vl_in_bfloat16_follows_float32(tmp_path: Path) -
 
 
 def test_random_weights_of_full_size_are_made_on_the_device(tmp_path: Path) -> None:
-    """The shapes of Qwen2-VL-2B, without a file of tensors and without a copy on the host."""
+    """Without a file of tensors and without a copy on the host."""
     family = FAMILIES["qwen2_vl"]
-    directory = copy_checkpoint(family.directory, tmp_path / "full")
-    (directory / "model.safetensors").unlink()
-    vision = json.loads((directory / "config.json").read_text())["vision_config"]
-    text = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
-    text |= {"num_key_value_heads": 2, "vocab_size": 151936}
-    text |= {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
-    tower = vision | {"depth": 32, "embed_dim": 1280, "num_heads": 16, "hidden_size": 1536}
-    change_json(directory / "config.json", text | {"vision_config": tower})
-    made = family.fresh("cuda", torch.bfloat16, directory, "random")
+    made = family.fresh("cuda", torch.bfloat16, make("qwen2_vl_2b", tmp_path), "random")
     assert sum(parameter.numel() for parameter in made.parameters()) == 2_208_985_600
     logits, _, _ = generate(made, family.prompt(family.video_prompt), 2)
     assert logits.isfinite().all()

@@ -148,15 +148,6 @@ def test_thinking_of_qwen3_vl_has_no_switch(client: OpenAI) -> None:
             assert refused.value.param == path
 
 
-@pytest.mark.parametrize("thinking", (True, False))
-def test_thinking_of_minicpmv_4_5_is_switched(client: OpenAI, thinking: bool) -> None:
-    options = {"ignore_eos": True, "chat_template_kwargs": {"enable_thinking": thinking}}
-    fields = {"model": "minicpmv_4_5", "max_tokens": 8, "temperature": 0, "extra_body": options}
-    whole, streamed = (ask(client, "why ?", stream=stream, **fields) for stream in (False, True))
-    assert (bool(whole.reasoning), bool(whole.content)) == (thinking, not thinking)
-    assert (streamed.reasoning, streamed.content) == (whole.reasoning, whole.content)
-
-
 @pytest.mark.parametrize("name", [INSTRUCT, THINKING, "qwen3_5", "qwen3_5_moe"])
 def test_a_conversation_with_tools_gives_the_golden_prompt(name: str) -> None:
     """Answers, with their reasoning and calls, are sent back as they came."""

@@ -1,9 +1,8 @@
-"""What loads as a chat family and what is refused: published and re-saved files, FP8, damaged tensors and configs."""
+"""What loads as a chat family and what is refused: published and re-saved files, damaged tensors and configs."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
@@ -18,20 +17,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.checkpoints.published import make
-from models.checkpoints import checkpoint, weight_files
-from models.checkpoints.checkpoint import published_shapes
 from models.checkpoints.published import read_json
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.errors import CheckpointError
-from models.layers.decoder import decoder_rules
 from models.minicpmv.config import load_config as load_minicpmv
 from models.qwen_vl.config import WindowConfig
 from models.qwen_vl.config import load_config as load_qwen2
-from models.qwen_vl.v3.config import load_config
 from models.qwen_vl.v3.config import load_config as load_qwen3
-from models.qwen_vl.v3.model import LANGUAGE, decoder_config, vision_rules
 from tests.models.families.family import FAMILIES, META, Family
-from tests.support.block_fp8 import FP8, quantised
 from tests.support.chat_golden import generate, largest_difference
 from tests.support.golden import GOLDEN, copy_checkpoint, rename_as_in_memory
 from tests.support.inference import no_gradients as no_gradients
@@ -200,89 +193,21 @@ def test_other_forms_of_a_checkpoint_load_as_the_published_one(
     check_like_golden(FAMILIES[name], directory)
 
 
-TENSORS: dict[str, dict[str, tuple[Tensor | None, str]]] = {
-    "qwen2_vl": {"visual.other.inv_freq": (torch.ones(8), "unexpected tensors: {}")},
-    "qwen2_5_vl": {
-        "visual.blocks.0.mlp.up_proj.bias": (None, "missing tensors: {}"),
-        "visual.blocks.0.norm1.weight": (torch.ones(47), r"{} has shape \(47,\)"),
-        "visual.blocks.0.norm1.bias": (torch.ones(48), "unexpected tensors: {}"),
-        "visual.blocks.0.mlp.gate_proj.weight": (torch.ones(128, 48), r"{} has shape \(128, 48\)"),
-    },
-    "qwen3_vl": {
-        "model.visual.deepstack_merger_list.1.norm.weight": (torch.ones(5), r"{} has shape \(5,\)"),
-        "model.visual.other": (torch.ones(2), "unexpected tensors: {}"),
-    },
-    "qwen3_vl_moe": {"lm_head.weight": (None, "missing tensors: {}")},
-    "kimi_vl": {
-        "language_model.model.layers.1.mlp.experts.3.down_proj.weight": (None, "missing tensors: {}"),
-        "language_model.model.layers.1.mlp.gate.e_score_correction_bias": (torch.ones(65), r"{} has shape \(65,\)"),
-        "language_model.model.layers.0.self_attn.q_a_proj.weight": (torch.ones(2, 2), "unexpected tensors: {}"),
-    },
-    "minicpmv_4_5": {
-        "vpm.encoder.layers.1.self_attn.k_proj.bias": (None, "missing tensors: {}"),
-        "resampler.attn.in_proj_weight": (None, "missing tensors: {}"),
-        "llm.model.layers.0.self_attn.q_norm.weight": (torch.zeros(3), r"{} has shape \(3,\)"),
-        "apm.conv1.weight": (torch.zeros(3), "unexpected tensors: {}"),
-    },
-}
-"""Tensors that are lost (None), misshapen or added."""
-
-
-@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "kimi_vl", "minicpmv_4_5"])
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path, name: str) -> None:
+    """Every seventh of the checkpoint: lost, misshapen, and with another beside it."""
     directory = copy_of(FAMILIES[name], tmp_path / "damaged")
     published = tensors_of(directory)
-    for tensor, (value, message) in TENSORS[name].items():
-        damaged = {key: kept for key, kept in (published | {tensor: value}).items() if kept is not None}
-        save_file(damaged, directory / "model.safetensors")
-        with pytest.raises(CheckpointError, match=message.format(tensor.replace(".", r"\."))):
-            FAMILIES[name].loaded(directory)
-
-
-def of_a_linear_layer(name: str) -> bool:
-    """Of the language model."""
-    return "_proj" in name and not name.endswith("bias") and ".layers." in name and "visual" not in name
-
-
-def test_block_scaled_fp8_is_dequantised(tmp_path: Path) -> None:
-    """Factors lie in another file than their weights."""
-    family = FAMILIES["qwen3_vl"]
-    stored, meant = quantised(tensors_of(family.directory), of_a_linear_layer)
-    plain, directory = (copy_of(family, tmp_path / form) for form in ("plain", "fp8"))
-    save_file(meant, plain / "model.safetensors")
-    (directory / "model.safetensors").unlink()
-    for number, wanted in ((1, True), (2, False)):
-        part = {key: value for key, value in stored.items() if key.endswith("_scale_inv") == wanted}
-        save_file(part, directory / f"model-{number}.safetensors")
-    change(directory, "config.json", {"quantization_config": FP8})
-    loaded, expected = family.loaded(directory), family.loaded(plain)
-    for (key, found), value in zip(loaded.named_parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(found, value, atol=0, rtol=1e-6, msg=key)
-
-
-def test_fp8_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    family = FAMILIES["qwen3_vl"]
-    stored, _ = quantised(tensors_of(family.directory), of_a_linear_layer)
-    directory = copy_of(family, tmp_path / "fp8")
-    change(directory, "config.json", {"quantization_config": FP8})
-    name = "model.language_model.layers.0.self_attn.q_proj.weight"
-    scale, norm = f"{name}_scale_inv", "model.language_model.norm.weight"
-    for damaged, message in (
-        ({key: value for key, value in stored.items() if key != scale}, f"missing tensor: {scale}"),
-        ({**stored, scale: torch.ones(1, 1)}, rf"{scale} has shape \(1, 1\), expected"),
-        ({**stored, "model.other_scale_inv": torch.ones(1, 1)}, r"unexpected tensors: model\.other_scale_inv"),
-        (
-            {**stored, norm: stored[norm].to(torch.float8_e4m3fn), f"{norm}_scale_inv": torch.ones(1, 6)},
-            rf"{norm} has shape \(\d+,\); in FP8 only matrices",
-        ),
-    ):
-        save_file(damaged, directory / "model.safetensors")
-        with pytest.raises(CheckpointError, match=message):
-            family.loaded(directory)
-    save_file(stored, directory / "model.safetensors")
-    change(directory, "config.json", {"quantization_config": None})
-    with pytest.raises(CheckpointError, match="F8_E4M3"):
-        family.loaded(directory)
+    for tensor in [key for key in sorted(published) if not key.endswith("inv_freq")][::7]:
+        others = {key: value for key, value in published.items() if key != tensor}
+        for written, message in (
+            ({}, f"missing tensors: {tensor}$"),
+            ({tensor: published[tensor][None]}, rf"{tensor} has shape \(1, "),
+            ({tensor: published[tensor], f"{tensor}.other": torch.ones(8)}, f"unexpected tensors: {tensor}.other$"),
+        ):
+            save_file(others | written, directory / "model.safetensors")
+            with pytest.raises(CheckpointError, match=message):
+                FAMILIES[name].loaded(directory)
 
 
 def test_the_router_of_kimi_vl_stays_in_float32(tmp_path: Path) -> None:
@@ -319,6 +244,9 @@ PUBLISHED = {
     "kimi_vl_a3b": (16_407_656_048, 416_866_032 + 30_679_808),
     "minicpmv_4_5": (8_695_895_280, None),
     "minicpmv_4_6": (1_300_428_016, 548_266_416),
+    "qwen3_asr_0_6b": (782_426_112, 186_376_192),
+    "qwen3_asr_1_7b": (2_038_052_480, 317_477_504),
+    "qwen3_aligner_0_6b": (917_728_896, 316_427_904),
 }
 """Parameters, and those of the encoder."""
 PADDING = {"qwen2_5_vl_3b": 32 * 36 * (3 * 1280 + 2), "minicpmv_4_5": 52 * 1152, "minicpmv_4_6": 52 * 1152}
@@ -326,7 +254,7 @@ PADDING = {"qwen2_5_vl_3b": 32 * 36 * (3 * 1280 + 2), "minicpmv_4_5": 52 * 1152,
 
 
 @pytest.mark.parametrize(
-    "size", [pytest.param(size, marks=[] if size.endswith(("vl_2b", "5_4b")) else [SLOW]) for size in PUBLISHED]
+    "size", [pytest.param(size, marks=[] if size.endswith(("vl_2b", "5_4b", "0_6b")) else [SLOW]) for size in PUBLISHED]
 )
 def test_published_sizes_have_the_published_numbers_of_parameters(tmp_path: Path, size: str) -> None:
     directory = make(size, tmp_path)
@@ -341,53 +269,6 @@ def test_published_sizes_have_the_published_numbers_of_parameters(tmp_path: Path
         total, encoder = total - padding, encoder - padding
         assert sum(spec.bytes_per_token(torch.bfloat16) for spec in model.decoder.cache_specs()) == 31_104
     assert (total, encoder if PUBLISHED[size][1] else None) == PUBLISHED[size]
-
-
-def resident(kind: str) -> int:
-    """Bytes of this process: RssAnon or RssFile."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind))
-    return 1024 * int(line.split()[1])
-
-
-@pytest.mark.slow
-def test_host_memory_over_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the parameters (here on the host as well) there is one tensor, and the pages of one mapped shard."""
-    family, slack = FAMILIES["qwen3_vl"], 24 << 20
-    directory = copy_checkpoint(family.directory, tmp_path / "large")
-    for path in directory.glob("*.safetensors*"):
-        path.unlink()
-    large = {"vocab_size": 32768, "hidden_size": 512, "intermediate_size": 8192, "num_hidden_layers": 6}
-    change(directory, "config.json", large, "text_config")
-    change(directory, "config.json", {"out_hidden_size": 512}, "vision_config")
-    config = load_config(directory)
-    rules = [*vision_rules(config.tower), *decoder_rules(decoder_config(config), published=LANGUAGE)]
-    shapes = published_shapes(family.fresh("meta", torch.bfloat16, directory, "random"), rules)
-    groups: dict[str, dict[str, Tensor]] = {}
-    for name, shape in shapes.items():
-        layer = name.split(".")[3] if ".language_model.layers." in name else "rest"
-        groups.setdefault(layer, {})[name] = torch.full(shape, 0.5, dtype=torch.bfloat16)
-    weight_map = {name: f"model-{group}.safetensors" for group, members in groups.items() for name in members}
-    for group, members in groups.items():
-        save_file(members, directory / f"model-{group}.safetensors")
-    del groups, members
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    largest_tensor = 2 * max(map(math.prod, shapes.values()))
-    largest_shard = max(path.stat().st_size for path in directory.glob("*.safetensors"))
-
-    before = {kind: resident(kind) for kind in ("RssAnon", "RssFile")}
-    peak, fill = dict(before), checkpoint._fill
-
-    def watched(place: checkpoint._Place, tensor: weight_files.PublishedTensor) -> None:
-        fill(place, tensor)
-        for kind in peak:
-            peak[kind] = max(peak[kind], resident(kind))
-
-    monkeypatch.setattr(checkpoint, "_fill", watched)
-    model = family.fresh("cpu", torch.bfloat16, directory)
-    parameters = sum(parameter.nbytes for parameter in model.parameters())
-    assert parameters > 150 << 20
-    assert peak["RssAnon"] - before["RssAnon"] <= parameters + largest_tensor + slack
-    assert peak["RssFile"] - before["RssFile"] <= largest_shard + slack < parameters
 
 
 CONFIG, PICTURES, VIDEOS = "config.json", "preprocessor_config.json", "video_preprocessor_config.json"
@@ -407,26 +288,21 @@ def test_configurations_that_do_not_fit_are_refused(tmp_path: Path, name: str) -
         (directory / file).write_text(published)
 
 
-def test_sizes_that_no_tensors_shape_contradicts_are_refused(tmp_path: Path) -> None:
-    """The checkpoint would load and answer wrongly."""
+def test_sizes_that_do_not_fit_the_tensors_or_one_another_are_refused(tmp_path: Path) -> None:
+    """Also those that no tensor's shape contradicts: the checkpoint would load and answer wrongly."""
     width = FAMILIES["qwen3_vl_moe"].model.decoder.hidden_size
-    for name, section, fields, message in (
-        ("minicpmv_2_6", "", {"num_key_value_heads": 3}, r"num_attention_heads \d+ is not a multiple of .* 3"),
-        ("qwen3_vl_moe", "text_config", {"moe_intermediate_size": width}, "moe_intermediate_size makes square"),
-        ("qwen3_vl_moe", "text_config", {"moe_intermediate_size": width // 2}, "makes square matrices"),
+    for number, (name, section, fields, message) in enumerate(
+        (
+            ("minicpmv_2_6", "", {"num_key_value_heads": 3}, r"num_attention_heads \d+ is not a multiple of .* 3"),
+            ("qwen3_vl_moe", "text_config", {"moe_intermediate_size": width}, "moe_intermediate_size makes square"),
+            ("qwen3_vl_moe", "text_config", {"moe_intermediate_size": width // 2}, "makes square matrices"),
+            ("qwen2_5_vl", "vision_config", {"intermediate_size": ABSENT}, r"mlp.* has shape .*, expected .*3420"),
+        )
     ):
-        directory = copy_checkpoint(FAMILIES[name].directory, tmp_path / f"{name} {message}")
+        directory = copy_checkpoint(FAMILIES[name].directory, tmp_path / str(number))
         change(directory, CONFIG, fields, section)
         with pytest.raises(CheckpointError, match=message):
             FAMILIES[name].loaded(directory)
-
-
-def test_a_width_that_is_not_the_files_is_refused(tmp_path: Path) -> None:
-    family = FAMILIES["qwen2_5_vl"]
-    directory = copy_checkpoint(family.directory, tmp_path / "narrow")
-    change(directory, CONFIG, {"intermediate_size": ABSENT}, "vision_config")
-    with pytest.raises(CheckpointError, match=r"mlp\.\w+\.\w+ has shape .*, expected .*3420"):
-        family.loaded(directory)
 
 
 def test_what_older_releases_of_transformers_leave_out_of_the_tower(tmp_path: Path) -> None:

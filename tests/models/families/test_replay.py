@@ -13,37 +13,37 @@ from models.interfaces.capturable import BufferSpec
 from service.engine.chat.slot_state import SlotState, allocate_layers
 from service.engine.chat.steps import LayersStep, PrefillStep
 from service.graphs.buffers import exact_buffers
-from tests.models.families.family import CPU, FAMILIES, Family, families
+from tests.models.families.family import CPU, FAMILIES, HEARING, Family, families
 from tests.support.audit import audit, audited_decode, audited_verify
 from tests.support.encoder_replay import CapturedEncoder, eager, padded
 from tests.support.inference import no_gradients as no_gradients
 
 
 @cache
-def captured(name: str) -> CapturedEncoder:
-    return CapturedEncoder(FAMILIES[name].model.encoder, FAMILIES[name].buckets)
+def captured(family: Family) -> CapturedEncoder:
+    return CapturedEncoder(family.model.encoder, family.buckets)
 
 
-@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("family", [*families(), HEARING])
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 @given(data=st.data())
 def test_random_mixes(family: Family, data: st.DataObject) -> None:
     side = st.integers(1, family.side)
     shapes = data.draw(st.lists(st.tuples(st.integers(1, 5), side, side), min_size=1, max_size=5))
     items = [family.random(*shape, seed) for seed, shape in enumerate(shapes)]
-    captured(family.name).check_mix(items, family.embeds_tolerance)
+    captured(family).check_mix(items, family.embeds_tolerance)
 
 
-@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("family", [*families(), HEARING])
 def test_items_that_fill_a_bucket(family: Family) -> None:
     for mix in family.full:
         items = [family.random(*shape) for shape in mix]
         required = family.model.encoder.required(items)
         assert any(required[name] == bucket[name] for bucket in family.buckets for name in required)
-        captured(family.name).check_replay(items, family.embeds_tolerance)
+        captured(family).check_replay(items, family.embeds_tolerance)
 
 
-@pytest.mark.parametrize("family", families(quick=("qwen2_5_vl", "kimi_vl")))
+@pytest.mark.parametrize("family", [*families(quick=("qwen2_5_vl", "kimi_vl")), HEARING])
 def test_padded_rows_of_nan_change_no_bit(family: Family) -> None:
     """Whatever padding holds: bytes, positions, and so queries, keys and values of its rows in every layer."""
     encoder, plain, poison = family.poisoned(family.loaded().encoder)
@@ -74,7 +74,7 @@ def test_bounds_behind_the_last_segment_repeat_it() -> None:
         assert bounds == sorted(bounds) and bounds[-1] == plan.required["patches"]
 
 
-@pytest.mark.parametrize("family", families(quick=("qwen3_vl",)))
+@pytest.mark.parametrize("family", [*families(), HEARING])
 def test_forwards_read_no_value_on_the_host(family: Family) -> None:
     """So they can be captured: an encoder, a prefill with features and without, a decode step without drafts and
     with."""

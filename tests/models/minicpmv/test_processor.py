@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jinja2 import Environment
 from PIL import Image
-from tokenizers import Tokenizer as FastTokenizer
 
-from models.checkpoints.published import read_json
 from models.interfaces import resizing
 from models.interfaces.errors import CheckpointError, InputError
 from models.interfaces.media import MediaItem, VideoFrames, VideoMetadata
@@ -29,8 +25,10 @@ from models.minicpmv.video import fused_pack, sample_fused, sample_unfused, temp
 from models.text.processor import ChatProcessor
 from service.graphs.buckets import fits
 from tests.models.families.family import FAMILIES, Family, minicpmv_item
+from tests.models.families.test_loading import ABSENT, change
 from tests.models.minicpmv.golden import VERSIONS
 from tests.support.encoder_replay import eager
+from tests.support.golden import copy_checkpoint
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.prompts import prompt_of, say
 
@@ -49,32 +47,6 @@ def processor(version: str) -> MiniCPMVProcessor:
 
 def picture(version: str, name: str) -> Image.Image:
     return Image.open(directory(version) / name)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_conversation_follows_the_published_template(version: str) -> None:
-    owner = processor(version)
-    config = read_json(directory(version), "tokenizer_config.json")
-    messages = [
-        say("developer", "be brief ."),
-        say("user", "what is this ?"),
-        say("assistant", "a car ."),
-        say("user", "really ?", "look again ."),
-    ]
-    roles = ("system", "user", "assistant", "user")
-    contents = ("be brief .", "what is this ?", "a car .", "really ?\nlook again .")
-    template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(config["chat_template"])
-    text = template.render(
-        messages=[{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)],
-        add_generation_prompt=True,
-        enable_thinking=False,
-        bos_token=config["bos_token"],
-    )
-    reference = FastTokenizer.from_file(str(directory(version) / "tokenizer.json"))
-    has_opening = version == "2.5"
-    prompt = prompt_of(owner, messages)
-    assert prompt.token_ids.tolist() == reference.encode(text, add_special_tokens=not has_opening).ids
-    assert prompt.placeholders == ()
 
 
 def test_thinking() -> None:
@@ -124,20 +96,11 @@ def test_pictures_are_numbered_and_videos_are_not() -> None:
     assert numbers == [b"0", b"1"]
 
 
-def changed(tmp_path: Path, version: str, **files: dict[str, object]) -> Path:
-    """The golden directory with fields of its JSON files changed; None drops one."""
-    shutil.copytree(directory(version), tmp_path / version, ignore=shutil.ignore_patterns("images", "*.safetensors"))
-    for name, fields in files.items():
-        path = tmp_path / version / f"{name}.json"
-        content = {**read_json(path.parent, path.name), **fields}
-        path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
-    return tmp_path / version
-
-
 @pytest.mark.parametrize(("version", "penalty"), [("2.5", 1.05), ("4.5", 1.03)])
 def test_recommended_sampling_where_the_file_names_none(tmp_path: Path, version: str, penalty: float) -> None:
-    unnamed = dict.fromkeys(("temperature", "top_p", "top_k", "repetition_penalty"))
-    path = changed(tmp_path, version, generation_config=unnamed)
+    path = copy_checkpoint(directory(version), tmp_path / version)
+    unnamed = dict.fromkeys(("temperature", "top_p", "top_k", "repetition_penalty"), ABSENT)
+    change(path, "generation_config.json", unnamed)
     assert load_processor(path).generation_defaults == {
         "temperature": 0.7,
         "top_p": 0.8,
@@ -149,12 +112,11 @@ def test_recommended_sampling_where_the_file_names_none(tmp_path: Path, version:
 
 
 def test_slices_follow_the_preprocessors_file(tmp_path: Path) -> None:
-    path = changed(
-        tmp_path,
-        "2.6",
-        preprocessor_config={"max_slice_nums": 4, "scale_resolution": 112, "use_image_id": False},
-        config={"slice_config": {"max_slice_nums": 9, "scale_resolution": 84}, "use_image_id": True},
-    )
+    path = copy_checkpoint(directory("2.6"), tmp_path / "2.6")
+    newer = {"max_slice_nums": 4, "scale_resolution": 112, "use_image_id": False}
+    change(path, "preprocessor_config.json", newer)
+    older = {"slice_config": {"max_slice_nums": 9, "scale_resolution": 84}, "use_image_id": True}
+    change(path, "config.json", older)
     config = load_config(path)
     assert (config.slicing.max_slices, config.slicing.scale_resolution, config.use_image_id) == (4, 112, False)
     large = picture("2.6", "images/big_0.png").resize((900, 900))
@@ -208,13 +170,10 @@ def test_the_encoders_device_cuts_the_same_patches(width: int, height: int, merg
         assert torch.equal(*map(torch.cat, parts))
 
 
-@pytest.mark.parametrize("size", [(1, 1), (5000, 1), (1, 5000), (3000, 10)])
-def test_thin_pictures_have_whole_patches(size: tuple[int, int]) -> None:
-    slices = slice_picture(Image.new("RGB", size), RULE).slices
-    assert all(piece.size and piece.shape[0] % 14 == piece.shape[1] % 14 == 0 for piece in slices)
-
-
-def test_too_thin_pictures_are_refused() -> None:
+def test_thin_pictures_have_whole_patches_and_too_thin_ones_are_refused() -> None:
+    for size in ((1, 1), (5000, 1), (1, 5000), (3000, 10)):
+        slices = slice_picture(Image.new("RGB", size), RULE).slices
+        assert all(piece.size and piece.shape[0] % 14 == piece.shape[1] % 14 == 0 for piece in slices)
     with pytest.raises(InputError, match="aspect ratio") as caught:
         slice_picture(Image.new("RGB", (60000, 1)), RULE)
     assert caught.value.field == "image_url"
@@ -315,25 +274,28 @@ def test_fusion_changes_the_digest() -> None:
     assert len({apart.digest, fused.digest, later.digest}) == 3
 
 
-def of_groups(*groups: list[tuple[int, int, int]]) -> MediaItem:
-    return minicpmv_item(list(groups), processor("4.5").config.num_queries, 0)
-
-
-def test_parts_of_a_long_video_are_whole_groups() -> None:
+@pytest.mark.parametrize(
+    ("groups", "room", "cuts"),
+    [
+        (
+            [*[[(3, 3, 0), (3, 3, 1)]] * 5, [(6, 6, 9)], *[[(2, 2, 3)]] * 4],
+            {"patches": 54, "max_group_keys": 54},
+            [[2, 2, 2], [2, 2], [1, 1, 1], [1, 1]],
+        ),
+        # A group over the limit stays whole.
+        ([[(3, 3, 0)], [(7, 7, 1), (7, 7, 2)], [(3, 3, 3)]], {"patches": 20, "max_group_keys": 20}, [[1], [2], [1]]),
+    ],
+)
+def test_parts_of_a_long_video_are_whole_groups(
+    groups: list[list[tuple[int, int, int]]], room: dict[str, int], cuts: list[list[int]]
+) -> None:
     encoder = FAMILIES["minicpmv_4_5"].model.encoder
-    video = of_groups(*[[(3, 3, 0), (3, 3, 1)]] * 5, [(6, 6, 9)], *[[(2, 2, 3)]] * 4)
-    limit = {"patches": 54, "sequences": 6, "groups": 3, "max_seqlen": 36, "max_group_keys": 54}
+    video = minicpmv_item(groups, processor("4.5").config.num_queries, 0)
+    limit = {"sequences": 6, "groups": 3, "max_seqlen": 36, **room}
     parts = encoder.split(video, limit)
-    assert [part.arrays["group_sizes"].tolist() for part in parts] == [[2, 2, 2], [2, 2], [1, 1, 1], [1, 1]]
-    assert all(fits(limit, encoder.required([part])) for part in parts)
+    assert [part.arrays["group_sizes"].tolist() for part in parts] == cuts
+    assert all(fits(limit, encoder.required([part])) for part in parts if part.num_patches <= limit["patches"])
     assert len({part.digest for part in parts}) == len(parts)
     whole = eager(encoder, [video])
     torch.testing.assert_close(torch.cat([eager(encoder, [part]) for part in parts]), whole, atol=3e-5, rtol=0)
     assert encoder.split(video, encoder.required([video])) == [video]
-
-
-def test_a_group_over_the_limit_stays_whole() -> None:
-    video = of_groups([(3, 3, 0)], [(7, 7, 1), (7, 7, 2)], [(3, 3, 3)])
-    limit = {"patches": 20, "sequences": 6, "groups": 3, "max_seqlen": 36, "max_group_keys": 20}
-    parts = FAMILIES["minicpmv_4_5"].model.encoder.split(video, limit)
-    assert [part.num_sequences for part in parts] == [1, 2, 1]

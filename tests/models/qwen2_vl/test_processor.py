@@ -16,6 +16,7 @@ from models.interfaces.media import ChatMessage, MediaItem, VideoFrames, VideoMe
 from models.qwen_vl.pictures import official_video_limits, sample_frames, smart_resize
 from models.qwen_vl.positions import mrope_positions
 from models.qwen_vl.processor import Qwen2VLProcessor, load_processor
+from models.qwen_vl.v3.videos import sample_frames as sample_frames_of_qwen3
 from service.hub import EMBEDDED
 from tests.support.golden import GOLDEN
 from tests.support.prompts import prompt_of, say
@@ -64,25 +65,33 @@ def test_resized_sizes_of_the_reference(
 
 
 @pytest.mark.parametrize(
-    ("num_frames", "fps", "asked", "max_frames", "expected_count"),
+    ("num_frames", "fps", "asked", "max_frames", "pairs", "count"),
     [
-        (300, 30.0, None, 768, 20),
-        (300, 30.0, 1.0, 768, 10),
-        (30, 30.0, None, 768, 4),
-        (3, 30.0, None, 768, 2),
-        (1, 30.0, None, 768, 1),
-        (100_000, 25.0, None, 768, 768),
-        (100_000, 25.0, None, 33, 32),
-        (90, 30.0, 2.5, 768, 6),
-        (50, 0.0, None, 768, 50),
-        (300, 30.0, None, 1, 1),
+        (300, 30.0, None, 768, 20, 20),
+        (300, 30.0, 1.0, 768, 10, 10),
+        (30, 30.0, None, 768, 4, 4),
+        (3, 30.0, None, 768, 2, 3),
+        (1, 30.0, None, 768, 1, 1),
+        (100_000, 25.0, None, 768, 768, 768),
+        (100_000, 25.0, None, 33, 32, 33),
+        (90, 30.0, 2.5, 768, 6, 7),
+        (50, 0.0, None, 768, 50, 50),
+        (300, 30.0, None, 1, 1, 1),
+        (61, 24.0, None, 768, 4, 5),
+        (240, 24.0, 0.5, 768, 4, 5),
+        (240, 24.0, 24.0, 64, 64, 64),
+        (20_000, 24.0, None, 9999, 768, 768),
     ],
 )
-def test_frame_sampling(num_frames: int, fps: float, asked: float | None, max_frames: int, expected_count: int) -> None:
-    indices = sample_frames(metadata(num_frames, fps), fps=asked, max_frames=max_frames)
-    assert len(indices) == expected_count
-    assert indices[0] == 0 and (expected_count == 1 or indices[-1] == num_frames - 1)
-    assert indices == sorted(indices)
+def test_frame_sampling(
+    num_frames: int, fps: float, asked: float | None, max_frames: int, pairs: int, count: int
+) -> None:
+    """In whole pairs, and in Qwen3-VL any number."""
+    for sample, expected in ((sample_frames, pairs), (sample_frames_of_qwen3, count)):
+        indices = sample(metadata(num_frames, fps), fps=asked, max_frames=max_frames)
+        assert len(indices) == expected and indices == sorted(set(indices))
+        assert indices[0] == 0 and (expected == 1 or indices[-1] == num_frames - 1)
+    assert indices == np.linspace(0, num_frames - 1, count).round().astype(int).tolist()
 
 
 def test_a_long_video_fits_the_context(processor: Qwen2VLProcessor) -> None:

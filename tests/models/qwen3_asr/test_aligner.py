@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.errors import InputError
@@ -19,66 +16,52 @@ from models.interfaces.media import Prompt
 from models.qwen3_asr.aligner import repaired, split_words
 from models.qwen3_asr.config import load_config
 from service.engine.chat.guided.mask_server import build_tokenizer
+from tests.models.families.family import Family
 from tests.models.families.test_loading import json_of
-from tests.models.qwen3_asr.golden import ALIGNER, samples
+from tests.models.qwen3_asr.golden import samples
 from tests.models.qwen3_asr.test_loading import CONVERTED
 from tests.support.chat_golden import encode, generate, largest_difference
-from tests.support.golden import copy_checkpoint, inputs
+from tests.support.golden import copy_checkpoint
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.slow import slow
 
-INPUTS = inputs(ALIGNER)
-CPU = torch.device("cpu")
-
-
-@cache
-def expected() -> dict[str, Tensor]:
-    return load_file(ALIGNER / "expected.safetensors")
-
-
-@cache
-def processor() -> Any:
-    return resolve(family_of(ALIGNER).processor)(ALIGNER)
-
-
-@cache
-def model() -> Any:
-    return resolve(family_of(ALIGNER).model)(ALIGNER, CPU, torch.float32)
+ALIGNED = Family("qwen3_asr_aligner")
+ALIGNER, INPUTS, CPU = ALIGNED.directory, ALIGNED.inputs, torch.device("cpu")
 
 
 def prompt(name: str) -> Prompt:
     spec = INPUTS["items"][name]
-    words = processor().words(spec["text"], spec["language"])
+    words = ALIGNED.processor.words(spec["text"], spec["language"])
     assert words == spec["words"]
-    made: Prompt = processor().alignment_prompt(processor().item(samples(name)), words)
+    made: Prompt = ALIGNED.processor.alignment_prompt(ALIGNED.processor.item(samples(name)), words)
     return made
 
 
 def check_times(name: str, classes: np.ndarray) -> None:
     spec = INPUTS["items"][name]
-    assert classes.tolist() == expected()[f"item.{name}.classes"].tolist()
-    found = processor().aligned(spec["words"], classes)
+    assert classes.tolist() == ALIGNED.expected[f"item.{name}.classes"].tolist()
+    found = ALIGNED.processor.aligned(spec["words"], classes)
     assert [{"text": one.word, "start_time": one.start, "end_time": one.end} for one in found] == spec["times"]
 
 
 def test_ids_embeddings_classes_and_times() -> None:
     for name in INPUTS["items"]:
         one = prompt(name)
-        assert one.token_ids.tolist() == expected()[f"item.{name}.input_ids"].tolist()
-        embeds = encode(model().encoder, one.items, CPU)
-        assert largest_difference(embeds, expected()[f"item.{name}.embeds"]) <= 5e-5
-        logits, _, _ = generate(model(), one, 1, chunk=13)
+        assert one.token_ids.tolist() == ALIGNED.expected[f"item.{name}.input_ids"].tolist()
+        embeds = encode(ALIGNED.model.encoder, one.items, CPU)
+        assert largest_difference(embeds, ALIGNED.expected[f"item.{name}.embeds"]) <= 5e-5
+        logits, _, _ = generate(ALIGNED.model, one, 1, chunk=13)
         assert one.marks is not None
         logits = logits[one.marks.astype(np.int64)]
-        assert largest_difference(logits, expected()[f"item.{name}.logits"]) <= 1e-3
+        assert largest_difference(logits, ALIGNED.expected[f"item.{name}.logits"]) <= 1e-3
         check_times(name, logits.argmax(dim=1).numpy())
 
 
 @pytest.mark.parametrize(("step_tokens", "graphs"), [(24, True), slow(512, False)])
 def test_times_from_the_engine(step_tokens: int, graphs: bool) -> None:
     """In chunks that cut the marks, in a batch; a second time, when all but the marks is cached."""
-    engine = InlineEngine(model(), processor(), num_pages=512, max_step_tokens=step_tokens, graphs=graphs)
+    engine = InlineEngine(ALIGNED.model, ALIGNED.processor, num_pages=512, max_step_tokens=step_tokens, graphs=graphs)
     for turn in range(2):
         for name in INPUTS["items"]:
             engine.submit(f"{name} {turn}", prompt(name), max_tokens=1)
@@ -93,7 +76,7 @@ def test_times_from_the_engine(step_tokens: int, graphs: bool) -> None:
         assert first - first % 4 == cached[f"{name} 1"]
     assert {route for kind, route in engine.routes() if "prefill" in kind} == {"replay" if graphs else "eager"}
     engine.assert_nothing_left()
-    build_tokenizer(processor(), processor().vocab_size)  # as the engine does for grammars of any model
+    build_tokenizer(ALIGNED.processor, ALIGNED.processor.vocab_size)  # as the engine does for grammars of any model
 
 
 def as_the_makers_publish(directory: Path) -> None:
@@ -118,19 +101,19 @@ def test_the_makers_layout(tmp_path: Path) -> None:
     assert (family.name, family.task) == ("qwen3_aligner", "alignment")
     assert load_config(directory).aligner == load_config(ALIGNER).aligner
     logits, _, _ = generate(resolve(family.model)(directory, CPU, torch.float32), prompt("hum"), 1)
-    assert largest_difference(logits[prompt("hum").marks], expected()["item.hum.logits"]) <= 1e-3
+    assert largest_difference(logits[prompt("hum").marks], ALIGNED.expected["item.hum.logits"]) <= 1e-3
 
 
 def test_what_an_aligner_refuses() -> None:
     with pytest.raises(InputError, match="Swedish cannot be aligned; these can: Cantonese Chinese"):
-        processor().words("hej", "Swedish")
+        ALIGNED.processor.words("hej", "Swedish")
     with pytest.raises(InputError, match="text in this script cannot be aligned"):
-        processor().words("Ένα, two")
-    assert processor().words("Two, трое 三") == ["Two", "трое", "三"]
+        ALIGNED.processor.words("Ένα, two")
+    assert ALIGNED.processor.words("Two, трое 三") == ["Two", "трое", "三"]
     with pytest.raises(InputError, match="answers no messages"):
-        processor().apply_chat_template([], [], options={})
+        ALIGNED.processor.apply_chat_template([], [], options={})
     with pytest.raises(InputError, match="longer than the 180 seconds"):
-        processor().item(np.zeros(181 * 16_000, np.float32))
+        ALIGNED.processor.item(np.zeros(181 * 16_000, np.float32))
 
 
 def test_words_and_repaired_times() -> None:

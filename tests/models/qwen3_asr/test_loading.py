@@ -8,14 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.checkpoints.published import make
 from models.checkpoints.registry import family_of, resolve
 from models.interfaces.errors import CheckpointError, InputError
 from models.qwen3_asr.config import load_config
-from models.qwen3_asr.model import load_model
 from models.qwen3_asr.processor import load_processor
+from tests.models.families.family import RECOGNISER
 from tests.models.families.test_loading import ABSENT, change, json_of
-from tests.models.qwen3_asr.golden import DIRECTORY, of, prompt
+from tests.models.qwen3_asr.golden import DIRECTORY
 from tests.support.chat_golden import generate, largest_difference
 from tests.support.golden import copy_checkpoint
 from tests.support.inference import no_gradients as no_gradients
@@ -50,24 +49,9 @@ def test_the_layout_of_transformers_5(tmp_path: Path) -> None:
     as_transformers_5_saves(directory)
     assert load_config(directory).audio == load_config(DIRECTORY).audio
     model = resolve(family_of(directory).model)(directory, torch.device("cpu"), torch.float32)
-    logits, _, ids = generate(model, prompt("short"), 20)
-    assert largest_difference(logits, of("short", "logits")) <= 1e-3
-    assert ids == of("short", "generated_ids").tolist()
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "tower"),
-    [
-        ("qwen3_asr_0_6b", 782_426_112, 186.4),
-        ("qwen3_asr_1_7b", 2_038_052_480, 317.5),
-        ("qwen3_aligner_0_6b", 917_728_896, 316.4),
-    ],
-)
-def test_the_published_sizes(name: str, parameters: int, tower: float, tmp_path: Path) -> None:
-    model = load_model(make(name, tmp_path), "meta", torch.bfloat16, "random")
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-    assert round(sum(parameter.numel() for parameter in model.encoder.parameters()) / 1e6, 1) == tower
-    assert model.encoder.config.window_rows == 104
+    logits, _, ids = generate(model, RECOGNISER.prompt("short"), 20)
+    assert largest_difference(logits, RECOGNISER.of("short", "logits")) <= 1e-3
+    assert ids == RECOGNISER.of("short", "generated_ids").tolist()
 
 
 def test_a_tokenizer_without_the_tag_is_refused(tmp_path: Path) -> None:

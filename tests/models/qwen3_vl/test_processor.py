@@ -54,27 +54,6 @@ def test_frame_sizes_are_the_references(frames: int, height: int, width: int) ->
     assert video_size(frames, height, width, **VIDEOS) == expected
 
 
-@pytest.mark.parametrize(
-    ("num_frames", "fps", "asked", "max_frames", "count"),
-    [
-        (61, 24.0, None, 768, 5),
-        (240, 24.0, None, 768, 20),
-        (240, 24.0, 0.5, 768, 5),
-        (240, 24.0, 24.0, 64, 64),
-        (3, 24.0, None, 768, 3),
-        (20_000, 24.0, None, 9999, 768),
-        (10, 0.0, None, 768, 10),
-        (1, 24.0, None, 768, 1),
-        (240, 24.0, None, 1, 1),
-    ],
-)
-def test_sampled_frames(num_frames: int, fps: float, asked: float | None, max_frames: int, count: int) -> None:
-    indices = sample_frames(metadata(num_frames, fps), fps=asked, max_frames=max_frames)
-    assert len(indices) == count and indices == sorted(set(indices)) and indices[0] == 0
-    assert count == 1 or indices[-1] == num_frames - 1
-    assert indices == np.linspace(0, num_frames - 1, count).round().astype(int).tolist()
-
-
 @pytest.mark.slow
 @given(
     total=st.integers(1, 2000),
