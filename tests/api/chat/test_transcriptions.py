@@ -19,9 +19,10 @@ from models.qwen3_asr.aligner import split_words
 from service.api.chat.transcriptions import sentences
 from service.media.messages import MIB
 from tests.media.samples import sound, tone
-from tests.models.qwen3_asr import golden
+from tests.models.families.family import RECOGNISER
 from tests.support import miniature
 from tests.support.fake_hearing import hearing_catalog
+from tests.support.golden import GOLDEN
 from tests.support.openai_chat import openai_client
 from tests.support.refusals import cases as refused_cases
 from tests.support.servers import RunningServer, running_server
@@ -46,20 +47,20 @@ def hear(client: OpenAI, audio: bytes = SHORT, **fields: Any) -> Any:
 def test_transcripts_are_those_of_the_published_code() -> None:
     """Hints, a given language, silence: token by token, in streams and in one piece. Words of random texts have times,
     too, and so have those of a voice, whose noise fails its verification."""
-    models = tuple(map(str, (golden.DIRECTORY, golden.ALIGNER, miniature.talker())))
+    models = tuple(map(str, (RECOGNISER.directory, GOLDEN / "qwen3_asr_aligner", miniature.talker())))
     flags = {"model": models, "device": "cpu", "kv_cache_tokens": 4096, "fixed_voices": "off"}
     with openai_client(flags) as asking:
-        asked = [(name, prompt) for name, prompt in golden.INPUTS["prompts"].items() if not prompt["continue_text"]]
+        asked = [(name, prompt) for name, prompt in RECOGNISER.inputs["prompts"].items() if not prompt["continue_text"]]
         for stream, (name, prompt) in [*product([False], asked), *product([True], asked[:2])]:
-            spec, language = golden.INPUTS["audio"][prompt["audio"]], prompt["language"] or omit
-            audio = (golden.DIRECTORY / spec["file"]).read_bytes()
+            spec, language = RECOGNISER.inputs["audio"][prompt["audio"]], prompt["language"] or omit
+            audio = (RECOGNISER.directory / spec["file"]).read_bytes()
             fields = {"prompt": prompt["context"], "language": language, "include": ["logprobs"], "stream": stream}
             heard = hear(asking, audio, model="whisper-1", **fields)
             heard = [*heard][-1] if stream else heard
-            ids = golden.of(name, "generated_ids").tolist()
+            ids = RECOGNISER.of(name, "generated_ids").tolist()
             said = b"".join(bytes(map(int, token.bytes)) for token in heard.logprobs[: len(ids)])
-            assert said == golden.processor().detokenize(ids), name
-            assert heard.usage.input_tokens == len(golden.of(name, "input_ids"))
+            assert said == RECOGNISER.processor.detokenize(ids), name
+            assert heard.usage.input_tokens == len(RECOGNISER.of(name, "input_ids"))
             assert heard.usage.input_token_details.audio_tokens == spec["tokens"]
         times = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
         told = hear(asking, audio, model="whisper-1", language="en", **times)
