@@ -98,8 +98,9 @@ async def test_closing_a_stream_aborts_the_work() -> None:
 async def test_a_failed_request_raises_and_the_others_go_on() -> None:
     """What the engine turns away is counted."""
     async with running_client() as client:
-        with pytest.raises(EngineError):
+        with pytest.raises(EngineError) as refusal:
             await answer(client, request("full", "!full"))
+        assert refusal.value.retry_after == 1.0
         line = 'reprise_admission_rejections_total{endpoint="chat",reason="queue_full"} 1.0'
         assert line in client.metrics.exposition().decode()
         other = asyncio.create_task(answer(client, request("other", "!slow but sure")))

@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 import websockets
+from openai import AsyncOpenAI
 from websockets import Subprotocol
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -383,6 +384,9 @@ async def test_sound_for_telephones(socket: ClientConnection, kind: str, name: s
     samples, _ = by_av(b"".join(deltas), name, 8000)
     assert len(samples) == pytest.approx(PATCH / 6, abs=50), "one byte a sample, 8000 a second"
     assert np.median(samples) == pytest.approx(0.25, rel=0.04), "the tone of the fake talker"
+    spoken = next(event["item"]["id"] for event in events if event["type"] == "response.output_item.added")
+    late = {"item_id": spoken, "content_index": 0, "audio_end_ms": PATCH // 48 + 10}
+    assert "the item has 100 ms of audio" in (await refused(socket, "conversation.item.truncate", **late))["message"]
 
 
 @pytest.mark.usefixtures("whole_prompts")
@@ -638,6 +642,31 @@ async def test_at_a_shutdown_a_response_ends_and_the_session_with_it() -> None:
             server.server.drain()
             assert (await up_to(socket, "response.done"))[-1]["response"]["status"] == "completed"
             assert (await closing(socket))[0] == 1001
+
+
+async def test_openai_python_converses(conversing: Conversing) -> None:
+    """With a picture, in text and speech; types are those that the client names."""
+    client = AsyncOpenAI(base_url=f"{conversing.server.url}/v1", api_key="none", max_retries=0, timeout=GENEROUS)
+    async with client, client.realtime.connect(model="tiny") as connection:
+        assert (await connection.recv()).type == "session.created"
+        await connection.session.update(session={"type": "realtime", "output_modalities": ["audio"]})
+        assert (await connection.recv()).type == "session.updated"
+        item: Any = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "So be it."}]}
+        await connection.conversation.item.create(item=item)
+        await connection.response.create()
+        text, sound = "", b""
+        async for event in connection:
+            if event.type == "response.output_audio_transcript.delta":
+                text += event.delta
+            elif event.type == "response.output_audio.delta":
+                sound += base64.b64decode(event.delta)
+            elif event.type == "response.done":
+                assert event.response.status == "completed" and event.response.usage is not None
+                break
+        assert text == "So be it." and len(sound) == PATCH
+        await connection.input_audio_buffer.clear(event_id="ears")
+        error: Any = await connection.recv()
+        assert error.type == "error" and error.error.event_id == "ears" and error.error.code == "unsupported_event"
 
 
 async def test_a_large_event_is_read_and_shown_outside_the_event_loop(
