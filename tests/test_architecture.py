@@ -32,7 +32,7 @@ LINES = {
     "models/voxcpm2": 2_892,
     "training": 7_960,
     "benchmarks": 8_915,
-    "tests": 43_704,
+    "tests": 43_703,
 }
 """Budgets: the most lines of Python by room. Lower one where code has gone; to raise one is a decision of its own."""
 WORDS = 45_000
