@@ -25,7 +25,7 @@ class FakeWorker:
     work: bool = True
     waiting: float = 0.0
     wants_next: bool = False
-    patience: float = UNNOTICED
+    longest_wait: float = UNNOTICED
     taken: float = 0.0
     stuck: bool = False
     launches: list[float] = field(default_factory=list)
@@ -46,7 +46,7 @@ class FakeWorker:
         return self.wants_next
 
     def can_wait(self, now: float, seconds: float) -> bool:
-        return seconds <= self.patience
+        return seconds <= self.longest_wait
 
     def others_launched(self, seconds: float) -> None:
         self.taken += seconds
@@ -128,7 +128,7 @@ def test_who_is_due_goes_next_if_the_others_can_wait() -> None:
     chat.wants_next = False
     assert both.launch(0.02) and speech.launches == [0.02]
     assert chat.taken == 0.01
-    chat.wants_next, speech.patience = True, 0.004
+    chat.wants_next, speech.longest_wait = True, 0.004
     assert both.launch(0.03) and both.launch(0.04)
     assert len(speech.launches) == 2 and len(chat.launches) == 3
 
@@ -137,9 +137,9 @@ def test_while_the_launches_of_who_is_due_run_nothing_is_put_in_front_of_its_nex
     chat, speech = FakeWorker("chat", 0.005, work=False, waiting=0.002, wants_next=True), FakeWorker("speech", 0.01)
     both = arbiter(speech, chat)
     assert not both.launch(0.0)
-    speech.patience = 0.006
+    speech.longest_wait = 0.006
     assert both.launch(0.0) and speech.launches == [0.0]
-    speech.patience, chat.waiting = math.inf, 0.0
+    speech.longest_wait, chat.waiting = math.inf, 0.0
     assert both.launch(0.01) and len(speech.launches) == 2  # Nothing will come of the other one.
 
 
@@ -157,8 +157,8 @@ def test_two_that_are_due_take_turns_and_who_waited_for_long_goes_anyway() -> No
 
 def chat_and_speech(audio: float, **fields: Any) -> tuple[FakeWorker, FakeWorker, Launcher]:
     """Clients wait for tokens; listeners have so many seconds of audio."""
-    chat = FakeWorker("chat", 0.002, patience=UNNOTICED, **fields)
-    speech = FakeWorker("speech", 0.01, deadline=100.0, patience=audio)
+    chat = FakeWorker("chat", 0.002, longest_wait=UNNOTICED, **fields)
+    speech = FakeWorker("speech", 0.01, deadline=100.0, longest_wait=audio)
     return chat, speech, arbiter(chat, speech)
 
 

@@ -22,7 +22,7 @@ class EndlessSpeech(FakeWorker):
     """Has a step to launch at all times. Its listeners have audio for half a second, unless one waits in silence."""
 
     def __init__(self, engine: PacedEngine) -> None:
-        super().__init__("speech", SPEECH, patience=0.499)
+        super().__init__("speech", SPEECH, longest_wait=0.499)
         self._engine = engine
         self._until = 0.0
 
@@ -96,7 +96,7 @@ def test_speech_and_pictures_take_gaps_in_turn() -> None:
 
 def test_speech_that_cannot_wait_delays_a_picture_by_three_gaps() -> None:
     engine = SharedEngine(max_step_tokens=200, num_pages=400, max_running=6)
-    engine.speech.patience = 0.0  # One waits in silence.
+    engine.speech.longest_wait = 0.0  # One waits in silence.
     pictures(engine, 8)
     gaps = engine.between_tokens()
     assert all("speech" in gap for gap in gaps)
