@@ -90,8 +90,7 @@ def _together(choices: Iterator[dict[Shape, Choice]]) -> Routes:
 
 
 def final(times: Times, stacks: Times) -> Routes:
-    """For every stack and number of rows, the table that its whole stack was fastest with; each GEMM of an encoder by
-    itself."""
+    """For every stack and number of rows, the table that its whole stack was fastest with; the encoder's by itself."""
     kept = []
     for stack in STACKS:
         for rows in stack.rows:
@@ -99,15 +98,14 @@ def final(times: Times, stacks: Times) -> Routes:
             if (shape, "rules") in stacks:
                 by_name = {name: stacks[shape, name]["median_us"] for name in TABLES if (shape, name) in stacks}
                 name = min(by_name, key=lambda name: by_name[name])
-                if by_name[name] < GAIN * by_name["rules"]:
-                    kept.append(chosen(times, stack, rows, name == "deferred"))
-                continue
-            found = chosen(times, stack, rows, False)
-            for part in stack.parts:
-                by_rules = times[shape_name(stack, part, rows), "rules"]["median_us"]
-                if best(times, stack, part, rows, False)[1]["median_us"] >= GAIN * by_rules:
-                    found.pop(part.shape, None)
-            kept.append(found)
+                worth = by_name[name] < GAIN * by_name["rules"]
+            else:
+                (part,) = stack.parts
+                name = "split"
+                rules = times[shape_name(stack, part, rows), "rules"]["median_us"]
+                worth = best(times, stack, part, rows, False)[1]["median_us"] < GAIN * rules
+            if worth:
+                kept.append(chosen(times, stack, rows, name == "deferred"))
     return _together(iter(kept))
 
 

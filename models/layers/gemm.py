@@ -16,12 +16,11 @@ from models.layers.fused import silu_mul
 from models.layers.lora import GemmLora, add_lora
 from models.layers.norms import Normed, add_rms_norm, rms_norm
 from models.layers.op import op
-from models.layers.packed import residual_layer_norm
 from models.layers.quantized import QuantizedWeight, Weight, kernels_take
 
-Epilogue = Literal["", "silu_mul", "quick_gelu", "gelu_tanh"]
+Epilogue = Literal["", "silu_mul", "quick_gelu"]
 """What is applied to x times weight plus bias. "": nothing; "silu_mul": silu(gate) * up, where the weight has the rows
-of gate first, then those of up; "quick_gelu": y * sigmoid(1.702 y); "gelu_tanh": GELU by its tanh approximation."""
+of gate first, then those of up; "quick_gelu": y * sigmoid(1.702 y)."""
 
 
 def lay_out_for_host(module: nn.Module) -> None:
@@ -52,8 +51,6 @@ def gemm(
             return silu_mul(y)
         case "quick_gelu":
             return y * torch.sigmoid(1.702 * y)
-        case "gelu_tanh":
-            return F.gelu(y, approximate="tanh")
     return y
 
 
@@ -78,14 +75,6 @@ def gemm_add_norm(
     """(RMSNorm of the sum, the sum) of residual [..., N] and gemm(x, weight, bias, lora=lora). deferrable: only `gemm`
     and `narrow_gemm` read the norm, so that they may finish it."""
     return add_rms_norm(gemm(x, weight, bias, lora=lora), residual, norm_weight, eps)
-
-
-@op(cuda="models.layers.kernels.gemm:gemm_add_layer_norm")
-def gemm_add_layer_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, norm_weight: Tensor, norm_bias: Tensor, eps: float
-) -> Tensor:
-    """residual [n, N] += x [n, K] times weight plus bias, rounded before; returns the LayerNorm of the sum."""
-    return residual_layer_norm(F.linear(x, weight, bias), residual, norm_weight, norm_bias, eps)
 
 
 @op(cuda="models.layers.kernels.gemv:gemv", takes=lambda x, weight, *_, **__: kernels_take(weight))

@@ -27,13 +27,15 @@ class MLP(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.activated(x))
-
-    def activated(self, x: Tensor) -> Tensor:
-        """activation(fc1(x)), [..., intermediate_size]."""
-        if self.activation == "gelu":
-            return F.gelu(self.fc1(x))
-        return gemm(x, self.fc1.weight, self.fc1.bias, self.activation)
+        layer = self.fc1
+        if self.activation == "quick_gelu":
+            hidden = gemm(x, layer.weight, layer.bias, "quick_gelu")
+        elif self.activation == "gelu_tanh" and x.is_cuda and x.dtype != torch.float32:
+            # cuBLASLt applies bias and tanh GELU inside the GEMM, before its result is rounded.
+            hidden = torch._addmm_activation(layer.bias, x, layer.weight.t(), use_gelu=True)
+        else:
+            hidden = F.gelu(layer(x), approximate="tanh" if self.activation == "gelu_tanh" else "none")
+        return self.fc2(hidden)
 
 
 class Merger(nn.Module, Generic[N]):

@@ -8,7 +8,6 @@ from typing import cast
 from torch import Tensor, nn
 
 from models.layers.dense_segments import attend_packed
-from models.layers.gemm import gemm, gemm_add_layer_norm
 from models.layers.mlp import MLP, Activation
 from models.layers.packed import add_layer_norm, layer_norm
 
@@ -55,28 +54,23 @@ def run_tower(
     normed = layer_norm(x, layers[0].attention_norm)
     for index, (block, following) in enumerate(zip(layers, norms, strict=True)):
         # What has been read is given up at once: the largest pictures take the memory of a whole pass.
-        qkv = gemm(normed, block.qkv.weight, block.qkv.bias).unflatten(-1, (3 * block.num_heads, -1))
+        qkv = block.qkv(normed).unflatten(-1, (3 * block.num_heads, -1))
         del normed
         attended = attend_packed(qkv, rotary, cu_seqlens, max_seqlen).flatten(-2)
         del qkv
-        normed = _linear_add_norm(attended, block.out, x, block.mlp_norm)
+        normed = add_layer_norm(block.out(attended), x, block.mlp_norm)
         del attended
-        normed = _mlp_add_norm(block.mlp, normed, x, following, max_seqlen)
+        normed = add_layer_norm(_mlp(block, normed, max_seqlen), x, following)
         if after is not None:
             after(index, x)
     return normed
 
 
-def _linear_add_norm(x: Tensor, linear: nn.Linear, residual: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """residual += linear(x), then its norm."""
-    return gemm_add_layer_norm(x, linear.weight, linear.bias, residual, norm.weight, norm.bias, norm.eps)
-
-
-def _mlp_add_norm(mlp: MLP, normed: Tensor, residual: Tensor, norm: nn.LayerNorm, max_seqlen: int) -> Tensor:
-    """residual += mlp(normed), then its norm; in parts where a segment is so long, so that the inner rows of one part
-    are there at a time. Overwrites normed."""
+def _mlp(block: TowerBlock, normed: Tensor, max_seqlen: int) -> Tensor:
+    """block.mlp(normed), in parts where a segment is so long, so that the inner rows of one part are there at a time.
+    Overwrites normed."""
     if max_seqlen <= _LONG_SEGMENT:
-        return _linear_add_norm(mlp.activated(normed), mlp.fc2, residual, norm)
+        return block.mlp(normed)
     for rows in normed.split(_ROWS_AT_A_TIME):
-        rows.copy_(mlp(rows))
-    return add_layer_norm(normed, residual, norm)
+        rows.copy_(block.mlp(rows))
+    return normed

@@ -33,10 +33,10 @@ from models.layers.kernels.gemv import gemv, is_vector, vector_gemm
 from models.layers.kernels.gpu import current_gpu
 from models.layers.kernels.lora import add_lora
 from models.layers.kernels.norms import add_rms_norm, rms_norm
-from models.layers.kernels.packed import add_quick_gelu, residual_layer_norm
+from models.layers.kernels.packed import add_quick_gelu
 from models.layers.kernels.persistent_gemm import persistent_gemm
 from models.layers.kernels.persistent_gemm import takes as takes_persistent
-from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, gemm_parts, split_gemm_add_norm, tiled_gemm
+from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
 from models.layers.lora import GemmLora
 from models.layers.norms import DeferredNorm, Normed, VectorNorm
 from models.layers.quantized import MOST_STREAMED, QuantizedWeight, Weight, for_rows, kernels_take
@@ -153,9 +153,7 @@ RULES: Mapping[Kind, tuple[Rule, ...]] = {
     "plain": (one_vector, measured, streamed_alone, vocabulary),
     "silu_mul": (one_vector, measured, streamed, persistent),
     "quick_gelu": (measured,),
-    "gelu_tanh": (measured,),
     "add_norm": (one_vector, measured, streamed),
-    "add_layer_norm": (measured,),
 }
 
 
@@ -205,8 +203,6 @@ def gemm(
         if bias is None:
             raise ValueError("gemm: the quick GELU's kernel needs a bias")
         return add_quick_gelu(_plain_gemm(way, x, weight), bias)
-    if epilogue == "gelu_tanh":
-        return _gelu_tanh(x, weight, bias)
     y = _plain_gemm(way, x, weight, bias)
     return silu_mul(y) if epilogue == "silu_mul" else y
 
@@ -233,15 +229,6 @@ def _plain_gemm(way: Way, x: Tensor, weight: Weight, bias: Tensor | None = None)
     if weight.per_output or x.dtype == torch.float32:
         return F.linear(x, weight.dequantised(x.dtype), bias)
     return F.linear(x, e4m3.dequantise(weight, x.dtype), bias)
-
-
-def _gelu_tanh(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-    """By cuBLASLt, which applies bias and GELU in 16 bits before the result is rounded."""
-    if isinstance(weight, QuantizedWeight) or bias is None:
-        raise ValueError("gemm: the tanh GELU takes a weight of x's dtype, and a bias")
-    if x.dtype == torch.float32:
-        return F.gelu(F.linear(x, weight, bias), approximate="tanh")
-    return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
 
 
 def narrow_gemm(x: Normed, weight: Weight, bias: Tensor | None = None) -> Tensor:
@@ -296,15 +283,6 @@ def gemm_add_norm(
     return split_gemm_add_norm(
         x, weight, bias, *after, split=split, tile=way.tile, eight_bit=way.quantises_rows, lora=lora
     )
-
-
-def gemm_add_layer_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, norm_weight: Tensor, norm_bias: Tensor, eps: float
-) -> Tensor:
-    """models.layers.gemm.gemm_add_layer_norm; the norm's kernel adds the sums of a split GEMM."""
-    way = way_of("add_layer_norm", x, weight)
-    y = F.linear(x, weight, bias) if way.variant is None else gemm_parts(x, weight, bias, way.variant)
-    return residual_layer_norm(y, residual, norm_weight, norm_bias, eps)
 
 
 def _tiled_with_lora(x: Tensor, weight: Weight, lora: GemmLora) -> bool:

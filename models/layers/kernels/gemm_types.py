@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Kind = Literal["plain", "silu_mul", "quick_gelu", "gelu_tanh", "add_norm", "add_layer_norm"]
-"""What follows the GEMM: nothing but a bias; SiLU of one half times the other; bias and a GELU; residual and RMSNorm;
-bias, residual and LayerNorm."""
+Kind = Literal["plain", "silu_mul", "quick_gelu", "add_norm"]
+"""What follows the GEMM: nothing but a bias; SiLU of one half times the other; bias and GELU; residual and norm."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Variant:
-    """A tile, and for the norms how they are made: by the kernel that adds `split` split-K partitions, or ("add_norm"
-    only, `deferred`) by the next GEMM, which scales its rows. eight_bit: a weight in e4m3 meets activations in e4m3."""
+    """A tile, and for "add_norm" how the norm is made: by the kernel that adds `split` split-K partitions, or
+    (`deferred`) by the next GEMM, which scales its rows. eight_bit: a weight in e4m3 meets activations in e4m3."""
 
     tile: Tile
     split: int = 1

@@ -24,15 +24,13 @@ def _layer_norm_kernel(
     bias_ptr,
     out_ptr,
     stride_x,
-    stride_part,
     eps,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
     ADD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: one row. PARTS: float32 sums that make x, rounded together. ADD: residual += x, then its norm."""
+    """One program: one row. ADD: residual += x, then its norm."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     here = columns < WIDTH
@@ -42,10 +40,6 @@ def _layer_norm_kernel(
     release_next(PDL)
     wait_for_previous(PDL)
     x = tl.load(x_ptr + row * stride_x + columns, mask=here, other=0.0).to(tl.float32)
-    if PARTS > 1:
-        for part in tl.static_range(1, PARTS):
-            x += tl.load(x_ptr + part * stride_part + row * stride_x + columns, mask=here, other=0.0)
-        x = x.to(kind).to(tl.float32)
     if ADD:
         x += tl.load(residual_ptr + row * WIDTH + columns, mask=here, other=0.0).to(tl.float32)
         x = x.to(kind).to(tl.float32)
@@ -57,11 +51,10 @@ def _layer_norm_kernel(
 
 
 def residual_layer_norm(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """x [n, width], rows contiguous, or float32 [2 or more, n, width], whose sum it is; residual [n, width] contiguous,
-    updated in place, None for the norm of x alone."""
-    rows, width = x.shape[-2:]
-    out = torch.empty((rows, width), device=x.device, dtype=x.dtype if residual is None else residual.dtype)
-    if x.stride(-1) != 1 or (residual is not None and not residual.is_contiguous()):
+    """x [n, width], rows contiguous; residual [n, width] contiguous, updated in place, None for the norm of x alone."""
+    rows, width = x.shape
+    out = torch.empty((rows, width), device=x.device, dtype=x.dtype)
+    if x.stride(1) != 1 or (residual is not None and not residual.is_contiguous()):
         raise ValueError("layer norm: rows of x and the whole residual must be contiguous")
     block = triton.next_power_of_2(width)
     launch(
@@ -72,12 +65,10 @@ def residual_layer_norm(x: Tensor, residual: Tensor | None, weight: Tensor, bias
         weight,
         bias,
         out,
-        x.stride(-2),
         x.stride(0),
         eps,
         WIDTH=width,
         BLOCK=block,
-        PARTS=x.shape[0] if x.dim() == 3 else 1,
         ADD=residual is not None,
         num_warps=min(8, max(1, block // 512)),
     )

@@ -32,7 +32,7 @@ from models.layers.kernels.e4m3 import (
 from models.layers.kernels.elementwise import sum_parts
 from models.layers.kernels.gemm_configs import default_split, streaming_tile
 from models.layers.kernels.gemm_lora import WITHOUT_LORA, Lora, adapters, adapters_met, beside_shrink, expand, shrink
-from models.layers.kernels.gemm_types import Tile, Variant
+from models.layers.kernels.gemm_types import Tile
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.kernels.norms import sum_add_rms_norm
 from models.layers.lora import GemmLora
@@ -116,14 +116,11 @@ def linear_kernel(
     ROW_SCALED: x is in e4m3, too, times the factors of its rows. RANK > 0: with adapters, whose shrink is made by
     `programs` further programs before the others (models.layers.kernels.gemm_lora)."""
     release_next(PDL)
-    # The last tile of columns may be cut: TMA reads zeros beyond the weight.
-    COLUMN_TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    RAGGED: tl.constexpr = N % BLOCK_N > 0
     program = tl.program_id(0)
     share = tl.program_id(1)
     if RANK > 0:
         # One axis, so that all programs of the shrink come first.
-        gemm_tiles = COLUMN_TILES * tl.cdiv(rows, BLOCK_M)
+        gemm_tiles = N // BLOCK_N * tl.cdiv(rows, BLOCK_M)
         pointers = x_ptr, a_ptr, b_ptr, tiles_ptr, hidden_ptr, arrivals_ptr
         lora = Lora(*pointers, stride_a, stride_b, rows, unit, num_tiles, programs, gemm_tiles)
         if program < programs:
@@ -140,7 +137,7 @@ def linear_kernel(
         column_tile = program
     else:
         row_tiles = tl.cdiv(rows, BLOCK_M)
-        together = _ROW_TILES_TOGETHER * COLUMN_TILES
+        together = _ROW_TILES_TOGETHER * (N // BLOCK_N)
         first_tile = program // together * _ROW_TILES_TOGETHER
         tiles_here = tl.minimum(row_tiles - first_tile, _ROW_TILES_TOGETHER)
         first_row = (first_tile + program % together % tiles_here) * BLOCK_M
@@ -218,8 +215,6 @@ def linear_kernel(
         row_scale = tl.load(row_scale_ptr + m, mask=m < rows, other=0.0)[:, None]
         acc *= row_scale
         acc_up *= row_scale
-    if RAGGED:
-        x_here = x_here & (n < N)[None, :]
     if SQUARES > 0:
         tile = tl.arange(0, triton.next_power_of_2(SQUARES))[None, :]
         squares = tl.load(squares_ptr + m[:, None] * SQUARES + tile, mask=x_here & (tile < SQUARES), other=0.0)
@@ -234,14 +229,13 @@ def linear_kernel(
             )  # fmt: skip
     if PARTIAL:
         if BIAS:
-            acc += tl.load(bias_ptr + n, mask=(n >= share * N) & (n < N), other=0.0).to(tl.float32)[None, :]
+            acc += tl.load(bias_ptr + n, mask=n >= share * N, other=0.0).to(tl.float32)[None, :]
         out = out_ptr + (share * rows + m[:, None]).to(tl.int64) * N + n[None, :]
         tl.store(out, acc, mask=x_here)
     else:
         kind = out_ptr.dtype.element_ty
         if BIAS:
-            bias = tl.load(bias_ptr + n, mask=n < N, other=0.0) if RAGGED else tl.load(bias_ptr + n)
-            acc += bias.to(tl.float32)[None, :]
+            acc += tl.load(bias_ptr + n).to(tl.float32)[None, :]
             if ACTIVATION == "silu_mul":
                 acc_up += tl.load(bias_ptr + N + n).to(tl.float32)[None, :]
         if ACTIVATION == "silu_mul":
@@ -249,8 +243,6 @@ def linear_kernel(
             acc = (gated * tl.sigmoid(gated)).to(kind).to(tl.float32) * acc_up.to(kind).to(tl.float32)
         if ACTIVATION == "quick_gelu":
             acc *= tl.sigmoid(1.702 * acc)
-        if ACTIVATION == "gelu_tanh":
-            acc *= tl.sigmoid(1.5957691216057308 * acc * (1.0 + 0.044715 * acc * acc))
         place = m[:, None] * N + n[None, :]
         if ADD:
             # Rounded like the linear layer's output, then like the sum.
@@ -352,15 +344,6 @@ def split_gemm_add_norm(
     return normed.view(residual.shape), total.view(residual.shape)
 
 
-def gemm_parts(x: Tensor, weight: Tensor, bias: Tensor, variant: Variant) -> Tensor:
-    """Rows x [n, K] times weight plus bias [n, N], for a split GEMM its partial sums, float32 [split, n, N]."""
-    if variant.split == 1:
-        return tiled_gemm(x, weight, bias, variant.tile)
-    out = torch.empty((variant.split, x.shape[0], weight.shape[0]), device=x.device, dtype=torch.float32)
-    _launch(_Operand(_rows(x)), weight, out, weight.shape[0], variant.tile, split=variant.split, bias=bias)
-    return out
-
-
 def gemm_add_deferred_norm(
     x: Tensor,
     weight: Weight,
@@ -408,13 +391,11 @@ def _launch(
     if rows == 0:
         return
     tile = tile or streaming_tile(rows, gated=epilogue == "silu_mul")
-    share = triton.cdiv(triton.cdiv(inputs, tile.depth), split) * tile.depth
-    zeros_behind = tile.tma and not form and add is None and lora is None and epilogue != "silu_mul"
-    cut = columns % tile.columns or inputs % tile.depth or (share * split != inputs and not read.group)
-    if cut and not zeros_behind:
+    share = triton.cdiv(inputs // tile.depth, split) * tile.depth
+    if columns % tile.columns or inputs % tile.depth or (share * split != inputs and not read.group):
         raise ValueError(f"linear: {columns} columns of {inputs} inputs are not whole tiles of {tile}, split {split}")
     row_tiles = triton.cdiv(rows, tile.rows)
-    tiles, programs = triton.cdiv(columns, tile.columns) * row_tiles, 0
+    tiles, programs = columns // tile.columns * row_tiles, 0
     if lora is not None:
         tile, programs = beside_shrink(tile, tiles * split)
     sources: tuple[Any, Any] = (x, values)
